@@ -18,20 +18,21 @@ namespace detail {
 // Dense expressions with memory behind them: Matrix, Array, Map, Block, Ref, Transpose of these.
 template <class X>
 concept eigen_matrix = std::is_base_of_v<Eigen::DenseBase<X>, X> && requires(const X& x) {
-  { x.data() };
-  { x.rowStride() };
-  { x.colStride() };
-} && (static_cast<unsigned>(X::Flags) & Eigen::DirectAccessBit) != 0;
+  {x.data()};
+  {x.rowStride()};
+  {x.colStride()};
+} &&(static_cast<unsigned>(X::Flags) & Eigen::DirectAccessBit) != 0;
 
 // Eigen::Tensor, TensorFixedSize and TensorMap by what they offer, so that the unsupported Tensor
 // headers (2 s of compile time) are only included by those who use them.
 template <class X>
 concept eigen_tensor = requires(const X& x) {
-  { x.dimension(0) };
-  { x.data() };
-  { X::NumDimensions };
-  { X::Layout };
-} && !eigen_matrix<X>;
+  {x.dimension(0)};
+  {x.data()};
+  {X::NumDimensions};
+  {X::Layout};
+}
+&&!eigen_matrix<X>;
 
 // dimension() takes std::size_t in Eigen::Tensor and a signed index in TensorMap.
 struct axis_number {
@@ -50,7 +51,7 @@ struct axis_number {
 /// The constness of the view is that of the object: pass an lvalue that is not const, or a
 /// temporary Map or Block, to write through it. The view must not outlive the memory.
 template <class X>
-  requires detail::eigen_matrix<std::remove_cvref_t<X>>
+requires detail::eigen_matrix<std::remove_cvref_t<X>>
 [[nodiscard]] auto view(X&& x) noexcept {
   using element = std::remove_reference_t<decltype(*x.data())>;
   const index_t rows = x.rows(), cols = x.cols();
@@ -63,7 +64,7 @@ template <class X>
 ///
 /// Ranks below 4 are aligned to the right: [length, dim] and [heads, length, dim].
 template <class X>
-  requires detail::eigen_tensor<std::remove_cvref_t<X>>
+requires detail::eigen_tensor<std::remove_cvref_t<X>>
 [[nodiscard]] auto view(X&& x) noexcept {
   using tensor = std::remove_cvref_t<X>;
   using element = std::remove_reference_t<decltype(*x.data())>;
@@ -88,8 +89,8 @@ template <class X>
 /// Whatever a kernel takes as an operand: `view(x)` gives a tensor_view.
 template <class X>
 concept viewable = requires(X&& x) {
-  { view(std::forward<X>(x)).data_handle() };
-  { view(std::forward<X>(x)).extents() };
+  {view(std::forward<X>(x)).data_handle()};
+  {view(std::forward<X>(x)).extents()};
 };
 
 /// The element type that `view(x)` shows, const or not.

@@ -41,8 +41,7 @@ class tensor_view {
 
   /// A view of mutable elements is also one of const elements.
   template <class U>
-    requires(std::is_same_v<const U, T>)
-  constexpr tensor_view(const tensor_view<U>& other) noexcept
+  requires(std::is_same_v<const U, T>) constexpr tensor_view(const tensor_view<U>& other) noexcept
       : data_(other.data_handle()), extents_(other.extents()), strides_(other.strides()) {}
 
   [[nodiscard]] constexpr index_t extent(int r) const noexcept {
