@@ -7,7 +7,9 @@
 # looks for, and a program that links it ends in "cannot find -lxtl". Why no version in find_package:
 # xsimd's version file accepts one major version only, and attn works with 8.1 to 14.
 if(NOT TARGET attn::xsimd)
-  find_package(xsimd CONFIG QUIET)
+  if(NOT TARGET xsimd)
+    find_package(xsimd CONFIG QUIET)
+  endif()
   if(xsimd_VERSION AND xsimd_VERSION VERSION_LESS 8.1)
     message(FATAL_ERROR "attn needs xsimd 8.1 or newer, found ${xsimd_VERSION} in ${xsimd_DIR}")
   endif()
