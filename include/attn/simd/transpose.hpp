@@ -51,7 +51,7 @@ struct lane_block {
  private:
   using B = batch<T, Arch>;
 
-  static ATTN_INLINE B gather_lanes(const T* p, index_t s) noexcept {
+  static ATTN_INLINE B gather_lanes(const T* p, [[maybe_unused]] index_t s) noexcept {
     if constexpr (sizeof(T) == 4) {
       const __m128 x0 = _mm_loadu_ps(p);
 #if defined(__AVX512F__)
@@ -88,7 +88,7 @@ struct lane_block {
     }
   }
 
-  static ATTN_INLINE void scatter_lanes(T* p, index_t s, const B& x) noexcept {
+  static ATTN_INLINE void scatter_lanes(T* p, [[maybe_unused]] index_t s, const B& x) noexcept {
     if constexpr (sizeof(T) == 4) {
 #if defined(__AVX512F__)
       if constexpr (is_avx512<Arch>) {

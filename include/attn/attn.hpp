@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+//
+// Everything in the library.
+#pragma once
+
+#include <attn/attention_state.hpp>
+#include <attn/context.hpp>
+#include <attn/dense_attention.hpp>
+#include <attn/dense_options.hpp>
+#include <attn/eigen.hpp>
+#include <attn/error.hpp>
+#include <attn/score_rule.hpp>
+#include <attn/version.hpp>
+#include <attn/view.hpp>

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: MIT
+//
+// Dense attention: which tiles meet which blocks of keys.
+//
+// Work is cut into items of up to 4 query tiles of one head. A thread takes an item and walks over
+// the blocks of keys that any of its rows may see; every block serves all tiles of the item while
+// it is in L1/L2 (4 tiles instead of 1: 79% instead of 73.5% of the peak at d = 128, n = 2048).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include <attn/context.hpp>
+#include <attn/dense_options.hpp>
+#include <attn/detail/packing.hpp>
+#include <attn/detail/query_tile.hpp>
+#include <attn/detail/score_bias.hpp>
+#include <attn/score_rule.hpp>
+#include <attn/simd/fp_environment.hpp>
+#include <attn/simd/math.hpp>
+
+namespace attn::detail {
+
+/// Query tiles that share each block of keys.
+inline constexpr int tiles_per_item = 4;
+
+/// A dense attention call behind its checks. One head is described by functions of (b, h), so that
+/// storage types stay out of the kernel's type.
+template <class T>
+struct dense_problem {
+  index_t n_batch, n_heads, n_heads_kv, n_q, n_kv, d_qk, d_v;
+  T scale;
+  T softcap;
+  std::span<const float> sinks;
+  // Operand views and their readers, type-erased.
+  const void *q, *k, *v, *out;
+  row_source<T> (*q_rows)(const void*, index_t b, index_t h) noexcept;
+  row_source<T> (*k_rows)(const void*, index_t b, index_t h) noexcept;
+  row_source<T> (*v_rows)(const void*, index_t b, index_t h) noexcept;
+  row_sink<T> (*out_rows)(const void*, index_t b, index_t h) noexcept;
+  tensor_view<T> lse;  // data null: not wanted
+
+  [[nodiscard]] index_t kv_head(index_t h) const noexcept { return h / (n_heads / n_heads_kv); }
+};
+
+/// Takes memory for arrays from a block of scratch; with no block it only counts.
+class scratch_carver {
+ public:
+  explicit scratch_carver(std::byte* base = nullptr) noexcept : base_(base) {}
+
+  template <class T>
+  [[nodiscard]] T* take(index_t n) noexcept {
+    T* p = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+  [[nodiscard]] std::size_t used() const noexcept { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+/// What one thread needs to fold items of a call: scratch and the packed head.
+template <class T, class Arch, score_rule Rule>
+class dense_worker {
+  using size = tile_size<T, Arch>;
+  using B = simd::batch<T, Arch>;
+  static constexpr int W = size::width, MR = size::keys;
+  static constexpr bool has_bias = Rule::kind == rule_kind::bias;
+  static constexpr T infinity = std::numeric_limits<T>::infinity();
+
+ public:
+  dense_worker(const dense_problem<T>& problem, const Rule& rule, scratch_carver memory) noexcept
+      : c_(problem), rule_(rule) {
+    carve(memory);
+  }
+
+  [[nodiscard]] static std::size_t scratch_bytes(const dense_problem<T>& problem,
+                                                 const Rule& rule) noexcept {
+    dense_worker counter(problem, rule);
+    scratch_carver memory;
+    counter.carve(memory);
+    return memory.used();
+  }
+
+  /// Rows per item.
+  static constexpr index_t item_rows = tiles_per_item * size::max_rows;
+
+  [[nodiscard]] static index_t items_per_head(index_t n_q) noexcept {
+    return (n_q + item_rows - 1) / item_rows;
+  }
+
+  /// Item `item` of head h, batch b.
+  void run(index_t b, index_t h, index_t item) noexcept {
+    enter_head(b, h);
+    // 1. Cut the rows into tiles: 3 vectors each, but 2 + 2 rather than 3 + 1 at the end.
+    const index_t row0 = item * item_rows, row_end = std::min(c_.n_q, row0 + item_rows);
+    int n_tiles = 0;
+    key_range seen{c_.n_kv, 0};
+    for (index_t row = row0; row < row_end; ++n_tiles) {
+      const index_t vectors = (row_end - row + W - 1) / W;
+      const int nr = vectors == 4 ? 2 : static_cast<int>(std::min<index_t>(vectors, 3));
+      const index_t rows = std::min<index_t>(nr * W, row_end - row);
+      begin(n_tiles, row, rows, nr);
+      const key_range any = ranges_[static_cast<std::size_t>(n_tiles)].any;
+      seen = {std::min(seen.begin, any.begin), std::max(seen.end, any.end)};
+      row += rows;
+    }
+    seen_end_ = seen.end;
+    // 2. Fold the blocks of keys.
+    for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
+      block_.v_finite = true;
+      bool checked = false;
+      for (int i = 0; i < n_tiles; ++i) {
+        const key_range any = ranges_[static_cast<std::size_t>(i)].any;
+        if (any.begin >= k0 + key_block || any.end <= k0) continue;
+        enter_block(k0, i);
+        switch (tiles_[static_cast<std::size_t>(i)].n_vectors) {
+        case 3:
+          fold<3>(i, k0, checked);
+          break;
+        case 2:
+          fold<2>(i, k0, checked);
+          break;
+        default:
+          fold<1>(i, k0, checked);
+        }
+      }
+    }
+    // 3. Normalise and write.
+    for (int i = 0; i < n_tiles; ++i) finish(i);
+  }
+
+ private:
+  dense_worker(const dense_problem<T>& problem, const Rule& rule) noexcept
+      : c_(problem), rule_(rule) {}
+
+  void carve(scratch_carver& memory) noexcept {
+    // A head whose rows can't be read as they lie is packed: block by block where one item is all
+    // there is, else once for all items (2 n_kv d numbers; at [B, L, H, D] 81-84% of the peak
+    // instead of 64-75% in place and 74% packed per item).
+    const bool one_item = items_per_head(c_.n_q) <= 1;
+    packed_rows_ = one_item ? std::min<index_t>(c_.n_kv, key_block) : c_.n_kv;
+    const row_source<T> k = c_.k_rows(c_.k, 0, 0), v = c_.v_rows(c_.v, 0, 0);
+    const bool worth_it = c_.n_q >= 2 * size::max_rows;
+    pack_k_ = k.direct == nullptr || (k.row_stride != c_.d_qk && worth_it);
+    pack_v_ = v.direct == nullptr || (v.row_stride != c_.d_v && worth_it);
+    if (pack_k_) packed_k_ = memory.take<T>(packed_rows_ * c_.d_qk);
+    if (pack_v_) packed_v_ = memory.take<T>(packed_rows_ * c_.d_v);
+    scratch_.p = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
+    scratch_.s = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
+    scratch_.bias =
+        has_bias ? memory.take<T>(tile_scratch<T>::template block_size<Arch>()) : nullptr;
+    if (Rule::kind != rule_kind::range) {
+      staging_ = memory.take<T>(size::max_rows * bias_tile<T>::staging_stride);
+    }
+    scratch_.k_padded = memory.take<T>(MR * c_.d_qk);
+    rows_ = memory.take<T>(size::max_rows * std::max(c_.d_qk, c_.d_v));
+    const index_t wanted = std::min<index_t>(tiles_per_item, (c_.n_q + W - 1) / W);
+    for (index_t i = 0; i < wanted; ++i) {
+      query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
+      t.qt = memory.take<T>(size::max_rows * c_.d_qk);
+      t.ot = memory.take<T>(size::max_rows * c_.d_v);
+      for (T** lane : {&t.negm, &t.l, &t.l_before, &t.waiting, &t.lo, &t.hi}) {
+        *lane = memory.take<T>(size::max_rows);
+      }
+    }
+  }
+
+  // Keys that rows may attend to, exactly per row and summed up.
+  struct tile_ranges {
+    key_range any;  // some row may see keys outside of it: none does
+    key_range all;  // every row sees the keys in it, as far as ranges go
+    std::array<key_range, 3> vector_any, vector_all;
+    std::array<key_range, size::max_rows> lane;
+  };
+
+  void enter_head(index_t b, index_t h) noexcept {
+    if (b == b_ && h == h_) return;
+    if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) {
+      k_ = c_.k_rows(c_.k, b, c_.kv_head(h));
+      v_ = c_.v_rows(c_.v, b, c_.kv_head(h));
+      packed_ = {0, 0};
+    }
+    b_ = b, h_ = h;
+    q_ = c_.q_rows(c_.q, b, h);
+    out_ = c_.out_rows(c_.out, b, h);
+  }
+
+  // Points block_ at keys [k0, k0 + key_block), packed if they have to be.
+  void enter_block(index_t k0, int tile) noexcept {
+    block_.n_keys = std::min<index_t>(key_block, c_.n_kv - k0);
+    if (pack_k_ || pack_v_) pack(k0, std::min(k0 + block_.n_keys, seen_end_));
+    const index_t at = packed_rows_ == c_.n_kv ? k0 : 0;
+    if (pack_k_)
+      block_.k = packed_k_ + at * c_.d_qk, block_.ldk = c_.d_qk;
+    else
+      block_.k = k_.direct + k0 * k_.row_stride, block_.ldk = k_.row_stride;
+    if (pack_v_)
+      block_.v = packed_v_ + at * c_.d_v, block_.ldv = c_.d_v;
+    else
+      block_.v = v_.direct + k0 * v_.row_stride, block_.ldv = v_.row_stride;
+    prefetch_next(k0, tile);
+  }
+
+  // Rows [first, last) of K and V into the packed head (or block), as far as they are not there.
+  // Rows that no query of an item sees are not read.
+  void pack(index_t first, index_t last) noexcept {
+    const bool whole_head = packed_rows_ == c_.n_kv;
+    if (first < packed_.begin || first > packed_.end || (!whole_head && first != packed_.begin)) {
+      packed_ = {first, first};
+    }
+    if (last <= packed_.end) return;
+    const index_t from = packed_.end, at = whole_head ? from : from - first;
+    if (pack_k_) k_.read(from, last - from, c_.d_qk, packed_k_ + at * c_.d_qk, c_.d_qk);
+    if (pack_v_) v_.read(from, last - from, c_.d_v, packed_v_ + at * c_.d_v, c_.d_v);
+    packed_.end = last;
+  }
+
+  // The next block into L2, a quarter per tile: tiles 0 and 1 ask for K, 2 and 3 for V.
+  void prefetch_next(index_t k0, int tile) noexcept {
+    const bool values = (tile & 2) != 0;
+    const index_t next = std::min(k0 + key_block + (tile & 1) * (key_block / 2),
+                                  std::max<index_t>(0, c_.n_kv - key_block / 2));
+    block_.prefetch =
+        values ? block_.v + (next - k0) * block_.ldv : block_.k + (next - k0) * block_.ldk;
+    block_.ld_prefetch = values ? block_.ldv : block_.ldk;
+  }
+
+  void begin(int i, index_t row0, index_t rows, int nr) noexcept {
+    query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
+    tile_ranges& ranges = ranges_[static_cast<std::size_t>(i)];
+    const index_t qs = nr * W;
+    t.n_vectors = nr, t.first_row = row0, t.n_rows = rows;
+    // 1. Queries, scaled and transposed.
+    const T* source = rows_;
+    index_t stride = c_.d_qk;
+    if (q_.direct != nullptr)
+      source = q_.direct + row0 * q_.row_stride, stride = q_.row_stride;
+    else
+      q_.read(row0, rows, c_.d_qk, rows_, c_.d_qk);
+    transpose_in<T, Arch>(source, stride, rows, c_.d_qk, c_.scale, t.qt, qs);
+    // 2. Ranges of keys. Padding lanes see what there is, so that they never mask a block.
+    ranges.any = {c_.n_kv, 0};
+    ranges.all = {0, c_.n_kv};
+    bool some_waiting = false;
+    for (int v = 0; v < nr; ++v) {
+      key_range any{c_.n_kv, 0}, all{0, c_.n_kv};
+      for (int r = v * W; r < (v + 1) * W; ++r) {
+        const auto lane = static_cast<std::size_t>(r);
+        key_range keys{0, c_.n_kv};
+        const bool padding = r >= rows;
+        if (!padding) keys = rule_.keys(b_, h_, row0 + r, c_.n_kv);
+        keys.begin = std::max<index_t>(keys.begin, 0);
+        keys.end = std::min(keys.end, c_.n_kv);
+        if (keys.begin >= keys.end) keys = {0, 0};
+        ranges.lane[lane] = keys;
+        all.begin = std::max(all.begin, keys.begin);
+        all.end = std::min(all.end, keys.end);
+        const bool waits = !padding && keys.begin < keys.end;
+        t.waiting[r] = waits ? T(1) : T(0);
+        some_waiting |= waits;
+        if (waits) {
+          any.begin = std::min(any.begin, keys.begin);
+          any.end = std::max(any.end, keys.end);
+        }
+      }
+      ranges.vector_any[static_cast<std::size_t>(v)] = any;
+      ranges.vector_all[static_cast<std::size_t>(v)] = all;
+      ranges.any = {std::min(ranges.any.begin, any.begin), std::max(ranges.any.end, any.end)};
+      ranges.all = {std::max(ranges.all.begin, all.begin), std::min(ranges.all.end, all.end)};
+    }
+    // 3. Empty state.
+    std::fill_n(t.l, qs, T(0));
+    std::fill_n(t.negm, qs, T(0));
+    t.any_waiting = some_waiting;
+    t.has_output = false;
+  }
+
+  // Tile i meets the block at k0.
+  template <int NR>
+  void fold(int i, index_t k0, bool& v_checked) noexcept {
+    query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
+    const tile_ranges& ranges = ranges_[static_cast<std::size_t>(i)];
+    const index_t k1 = k0 + block_.n_keys;
+    const bool in_all_ranges = ranges.all.begin <= k0 && k1 <= ranges.all.end;
+    const bool whole = in_all_ranges && block_.n_keys % MR == 0;
+    tile_fold<T, Arch, NR, has_bias> fold(t, block_, scratch_, c_.d_qk, c_.d_v);
+
+    bias_tile<T> pairs{scratch_.bias, staging_, NR * W, b_,           h_,
+                       t.first_row,   t.n_rows, k0,     block_.n_keys};
+    tile_effect effect = tile_effect::all;
+    if constexpr (has_bias) {
+      // Nothing is read past the range of the rows, neither keys nor what rules know of them.
+      pairs.n_keys = std::min(k1, ranges.any.end) - k0;
+      effect = add_bias<Arch>(rule_, pairs);
+      if (effect == tile_effect::none) return;
+      if (effect == tile_effect::some || !whole) finish_bias<NR>(ranges, pairs);
+    }
+    if (effect == tile_effect::all && whole && c_.softcap == T(0) &&
+        Rule::kind != rule_kind::function) {
+      const key_run run{0, block_.n_keys, 0, NR, false};
+      return fold.fold(&run, 1);
+    }
+    if (!v_checked) block_.v_finite = values_finite(k0), v_checked = true;
+    if (c_.softcap != T(0) || Rule::kind == rule_kind::function) {
+      block_.n_keys = std::min(k1, ranges.any.end) - k0;
+      fold.fold_mapped([&](T* s) { map_scores<NR>(s, ranges, pairs, effect, whole); });
+      block_.n_keys = k1 - k0;
+      return;
+    }
+    std::array<key_run, key_block / 4 + 1> runs;
+    const int n = has_bias ? bias_runs<NR>(ranges, k0, runs) : range_runs<NR>(ranges, k0, runs);
+    if constexpr (!has_bias) set_bounds<NR>(t, ranges, k0);
+    fold.fold(runs.data(), n);
+  }
+
+  // The groups of keys of a block that some vector sees, and whether all its lanes do.
+  template <int NR, class Runs>
+  [[nodiscard]] int range_runs(const tile_ranges& ranges, index_t k0, Runs& runs) const noexcept {
+    int n = 0;
+    const index_t end = std::min(k0 + block_.n_keys, ranges.any.end) - k0;
+    const index_t begin = std::max<index_t>(0, ranges.any.begin - k0) / MR * MR;
+    for (index_t g = begin; g < end; g += MR) {
+      const index_t first = k0 + g, last = first + MR;
+      int v0 = 0, v1 = NR;
+      const auto sees = [&](int v) {
+        const key_range any = ranges.vector_any[static_cast<std::size_t>(v)];
+        return any.begin < last && any.end > first;
+      };
+      while (v0 < v1 && !sees(v0)) ++v0;
+      while (v1 > v0 && !sees(v1 - 1)) --v1;
+      if (v0 == v1) continue;
+      bool masked = g + MR > end;
+      for (int v = v0; v < v1; ++v) {
+        const key_range all = ranges.vector_all[static_cast<std::size_t>(v)];
+        masked |= all.begin > first || all.end < last;
+      }
+      append(runs, n, {g, std::min(g + MR, end), v0, v1, masked});
+    }
+    return n;
+  }
+
+  template <int NR, class Runs>
+  [[nodiscard]] int bias_runs(const tile_ranges& ranges, index_t k0, Runs& runs) const noexcept {
+    const index_t end = std::min(k0 + block_.n_keys, ranges.any.end) - k0;
+    const index_t begin = std::max<index_t>(0, ranges.any.begin - k0) / MR * MR;
+    runs[0] = {begin, end, 0, NR, true};
+    return 1;
+  }
+
+  template <class Runs>
+  static void append(Runs& runs, int& n, const key_run& run) noexcept {
+    if (n > 0) {
+      key_run& previous = runs[static_cast<std::size_t>(n - 1)];
+      if (previous.last == run.first && previous.v0 == run.v0 && previous.v1 == run.v1 &&
+          previous.masked == run.masked) {
+        previous.last = run.last;
+        return;
+      }
+    }
+    runs[static_cast<std::size_t>(n++)] = run;
+  }
+
+  // Ranges of the lanes from the start of the block, where T holds them exactly.
+  template <int NR>
+  void set_bounds(query_tile<T>& t, const tile_ranges& ranges, index_t k0) const noexcept {
+    for (int r = 0; r < NR * W; ++r) {
+      const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
+      t.lo[r] = static_cast<T>(std::clamp<index_t>(keys.begin - k0, 0, key_block));
+      t.hi[r] = static_cast<T>(std::clamp<index_t>(keys.end - k0, 0, key_block));
+    }
+  }
+
+  // Ranges and padding of the bias tile: −inf outside the range of a lane and past the last key.
+  template <int NR>
+  void finish_bias(const tile_ranges& ranges, bias_tile<T>& pairs) noexcept {
+    constexpr index_t qs = NR * W;
+    if (!pairs.written) std::fill_n(pairs.value, pairs.n_keys * qs, T(0));
+    pairs.written = true;
+    std::fill(pairs.value + pairs.n_keys * qs, pairs.value + (key_block + MR) * qs, -infinity);
+    if (ranges.all.begin <= pairs.j0 && pairs.j0 + pairs.n_keys <= ranges.all.end) return;
+    alignas(64) T lo[qs], hi[qs];
+    for (index_t r = 0; r < qs; ++r) {
+      const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
+      lo[r] = static_cast<T>(std::clamp<index_t>(keys.begin - pairs.j0, 0, key_block));
+      hi[r] = static_cast<T>(std::clamp<index_t>(keys.end - pairs.j0, 0, key_block));
+    }
+    for (index_t key = 0; key < pairs.n_keys; ++key) {
+      const B at(static_cast<T>(key));
+      for (index_t r = 0; r < qs; r += W) {
+        const auto allowed =
+            (simd::load<T, Arch>(lo + r) <= at) & (at < simd::load<T, Arch>(hi + r));
+        T* x = pairs.value + key * qs + r;
+        xsimd::select(allowed, simd::load<T, Arch>(x), B(-infinity)).store_aligned(x);
+      }
+    }
+  }
+
+  // Softcap and the rule on scores s: [n_keys][QS].
+  template <int NR>
+  void map_scores(T* s, const tile_ranges& ranges, bias_tile<T> pairs, tile_effect effect,
+                  bool whole) const noexcept {
+    constexpr index_t qs = NR * W;
+    pairs.n_keys = block_.n_keys;
+    if (c_.softcap != T(0)) {
+      const B cap(c_.softcap), inverse(T(1) / c_.softcap);
+      for (index_t x = 0; x < block_.n_keys * qs; x += W) {
+        (cap * simd::tanh<T, Arch>(simd::load<T, Arch>(s + x) * inverse)).store_aligned(s + x);
+      }
+    }
+    if constexpr (Rule::kind == rule_kind::function) {
+      apply_rule(rule_, pairs, s, c_.n_kv);
+    } else if constexpr (has_bias) {
+      if (effect == tile_effect::all && whole) return;
+      for (index_t x = 0; x < block_.n_keys * qs; x += W) {
+        const B bias = simd::load<T, Arch>(scratch_.bias + x);
+        xsimd::select(bias == B(-infinity), bias, simd::load<T, Arch>(s + x) + bias)
+            .store_aligned(s + x);
+      }
+    } else if (!whole) {
+      for (index_t key = 0; key < block_.n_keys; ++key) {
+        for (int r = 0; r < qs; ++r) {
+          const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
+          const index_t at = pairs.j0 + key;
+          if (at < keys.begin || at >= keys.end) s[key * qs + r] = -infinity;
+        }
+      }
+    }
+  }
+
+  // Whether V has neither inf nor NaN in the rows of this block that may be seen.
+  [[nodiscard]] bool values_finite(index_t k0) const noexcept {
+    const index_t rows = std::min(k0 + block_.n_keys, seen_end_) - k0;
+    B bad(T(0));
+    T bad_tail = T(0);
+    for (index_t r = 0; r < rows; ++r) {
+      const T* v = block_.v + r * block_.ldv;
+      index_t c = 0;
+      for (; c + W <= c_.d_v; c += W) {
+        bad = simd::multiply_add(simd::load_unaligned<T, Arch>(v + c), B(T(0)), bad);
+      }
+      for (; c < c_.d_v; ++c) bad_tail += v[c] * T(0);
+    }
+    return xsimd::all(bad == B(T(0))) && bad_tail == T(0);
+  }
+
+  void finish(int i) noexcept {
+    query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
+    const index_t qs = t.n_vectors * W;
+    if (!t.has_output) std::fill_n(t.ot, c_.d_v * qs, T(0));
+    // 1. 1/l, after the sink has joined maximum and denominator; 0 for a row without keys.
+    T* factor = t.l_before;
+    alignas(64) std::array<T, size::max_rows> lse;
+    const B sink(c_.sinks.empty() ? -infinity
+                                  : static_cast<T>(c_.sinks[static_cast<std::size_t>(h_)]));
+    for (index_t j = 0; j < qs; j += W) {
+      const B l = simd::load<T, Arch>(t.l + j), m = -simd::load<T, Arch>(t.negm + j);
+      const auto empty = l == B(T(0));
+      B total = l, top = m, scale(T(1));
+      if (!c_.sinks.empty()) {
+        const auto sink_leads = empty | (sink > m);
+        top = xsimd::select(sink_leads, sink, m);
+        scale = xsimd::select(empty, B(T(0)), simd::exp<T, Arch>(m - top));
+        total = simd::multiply_add(l, scale, simd::exp<T, Arch>(sink - top));
+        // A sink of −inf on a row without keys: still a row without anything.
+        total = xsimd::select(empty & (sink == B(-infinity)), B(T(0)), total);
+      }
+      const auto nothing = total == B(T(0));
+      xsimd::select(empty, B(T(0)), scale / xsimd::select(nothing, B(T(1)), total))
+          .store_aligned(factor + j);
+      xsimd::select(nothing, B(-infinity), top + simd::log<T, Arch>(total))
+          .store_aligned(lse.data() + j);
+    }
+    if (c_.lse.data_handle() != nullptr) {
+      for (index_t r = 0; r < t.n_rows; ++r) {
+        c_.lse(b_, h_, t.first_row + r, 0) = lse[static_cast<std::size_t>(r)];
+      }
+    }
+    // 2. Output rows.
+    if (out_.direct != nullptr) {
+      transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor,
+                             out_.direct + t.first_row * out_.row_stride, out_.row_stride);
+    } else {
+      transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor, rows_, c_.d_v);
+      out_.write(rows_, c_.d_v, t.first_row, t.n_rows, c_.d_v);
+    }
+  }
+
+  const dense_problem<T>& c_;
+  const Rule& rule_;
+  index_t b_ = -1, h_ = -1;
+  row_source<T> q_{}, k_{}, v_{};
+  row_sink<T> out_{};
+  bool pack_k_ = false, pack_v_ = false;
+  index_t packed_rows_ = 0;
+  index_t seen_end_ = 0;  // no row of the item sees a key past it
+  key_range packed_{0, 0};
+  T *packed_k_ = nullptr, *packed_v_ = nullptr;
+  T *rows_ = nullptr, *staging_ = nullptr;
+  key_value_block<T> block_{};
+  tile_scratch<T> scratch_{};
+  std::array<query_tile<T>, tiles_per_item> tiles_{};
+  std::array<tile_ranges, tiles_per_item> ranges_{};
+};
+
+/// Runs the call over the threads of `ctx`.
+template <class T, class Arch, score_rule Rule>
+void dense_attention_tiled(const dense_problem<T>& problem, const Rule& rule, context& ctx) {
+  using worker = dense_worker<T, Arch, Rule>;
+  const index_t per_head = worker::items_per_head(problem.n_q);
+  const index_t heads = problem.n_batch * problem.n_heads;
+  // Items of one head together, so that a packed head is packed once, unless threads would idle.
+  const index_t grain = heads >= 4 * ctx.n_threads() ? per_head : 1;
+  ctx.run(heads * per_head, grain, worker::scratch_bytes(problem, rule),
+          [&](std::byte* scratch, work_queue& queue) noexcept {
+            const simd::flush_subnormals mode;
+            worker w(problem, rule, scratch_carver(scratch));
+            index_t first = 0, last = 0;
+            while (queue.next(first, last)) {
+              for (index_t item = first; item < last; ++item) {
+                const index_t head = item / per_head;
+                w.run(head / problem.n_heads, head % problem.n_heads, item % per_head);
+              }
+            }
+          });
+}
+
+}  // namespace attn::detail

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT
+//
+// One tile of queries and what it has seen of its keys: the fold that every kernel is made of.
+//
+// Softmax without a running maximum. A lane takes as m the largest score of the first group of MR
+// keys in which it may attend to any (the anchor), and keeps it: sums of exp(s − m) are exact
+// enough for any m that is not far below the true maximum. After each block a lane whose l has
+// passed 2^32, or is no number, is redone with the true maximum of the block (rescore). That saves
+// the maximum, the rescaling of O and a pass over the scores: 87% instead of 77% of the peak.
+//
+// A lane's bits depend on its own row alone: groups and blocks of keys are aligned to absolute key
+// positions, a key that is skipped adds exactly nothing, and anchor and rescore change only the
+// lanes that need them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include <attn/detail/tile_products.hpp>
+
+namespace attn::detail {
+
+/// Where l leaves the range in which m serves as the maximum.
+template <class T>
+inline constexpr T largest_sum = T(4294967296.0);  // 2^32
+
+/// The state of NR vectors of queries, in scratch memory.
+template <class T>
+struct query_tile {
+  int n_vectors;
+  index_t first_row, n_rows;  // rows past n_rows in the last vector are padding
+  T* qt;                      // [d_qk][QS]
+  T* ot;                      // [d_v][QS]
+  T* negm;                    // [QS]  −m, 0 while a lane has no m
+  T* l;                       // [QS]  Σ exp(s − m)
+  T* l_before;                // [QS]  l at the start of the block
+  T* waiting;                 // [QS]  1: a lane that has not met a key yet, else 0
+  T* lo;                      // [QS]  allowed keys of each lane, from the start of the block
+  T* hi;
+  bool any_waiting;
+  bool has_output;  // OT has been written
+
+  /// Numbers of T that a tile needs.
+  template <class Arch>
+  [[nodiscard]] static constexpr index_t size(index_t d_qk, index_t d_v) noexcept {
+    return tile_size<T, Arch>::max_rows * (d_qk + d_v + 6);
+  }
+};
+
+/// Keys [first, last) of a block for vectors [v0, v1). `first` is a multiple of MR from the start
+/// of the block; without a mask `last − first` is too.
+struct key_run {
+  index_t first, last;
+  int v0, v1;
+  bool masked;
+};
+
+/// A block of keys and values, key 0 at an absolute position that is a multiple of key_block.
+template <class T>
+struct key_value_block {
+  const T* k;
+  index_t ldk;
+  const T* v;
+  index_t ldv;
+  index_t n_keys;
+  const T* prefetch;
+  index_t ld_prefetch;
+  bool v_finite;  ///< false: some value is inf or NaN (only looked at where runs are masked)
+};
+
+/// Scratch that the tiles of a thread share.
+template <class T>
+struct tile_scratch {
+  T* p;         // [key_block + MR][QS]  weights
+  T* s;         // the same              scores, where they are needed
+  T* bias;      // the same              numbers to add; null without a bias rule
+  T* k_padded;  // [MR][d_qk]
+
+  template <class Arch>
+  [[nodiscard]] static constexpr index_t block_size() noexcept {
+    return tile_size<T, Arch>::max_rows * (key_block + tile_size<T, Arch>::keys);
+  }
+};
+
+template <class T, class Arch, int NR, bool HasBias>
+class tile_fold {
+  using B = simd::batch<T, Arch>;
+  using size = tile_size<T, Arch>;
+  static constexpr int W = size::width, MR = size::keys, QS = NR * W;
+  static constexpr T infinity = std::numeric_limits<T>::infinity();
+
+ public:
+  tile_fold(query_tile<T>& tile, const key_value_block<T>& block, const tile_scratch<T>& scratch,
+            index_t d_qk, index_t d_v) noexcept
+      : t_(tile), b_(block), w_(scratch), d_qk_(d_qk), d_v_(d_v) {}
+
+  /// Folds the keys of `runs` into the tile.
+  void fold(const key_run* runs, int n_runs) noexcept {
+    save_sums();
+    for (int r = 0; r < n_runs; ++r) weigh(runs[r]);
+    if (const bool ok = sums_in_range(); !ok) [[unlikely]] {
+      all_scores(runs, n_runs);
+      rescore(false);
+    }
+    for (int r = 0; r < n_runs; ++r) accumulate_values(runs[r]);
+  }
+
+  /// The same where scores pass through `map(s)` first, s: [n_keys][QS], forbidden keys become
+  /// −inf: each lane with its true running maximum.
+  template <class Map>
+  void fold_mapped(const Map& map) noexcept {
+    save_sums();
+    qk_operands<T> a = operands({0, b_.n_keys, 0, NR, true});
+    a.p = w_.s;
+    alignas(64) T zero[QS] = {};
+    tiles::qk_scores<T, Arch, NR>(a, zero);
+    map(w_.s);
+    rescore(true);
+    accumulate_values({0, b_.n_keys, 0, NR, true});
+  }
+
+ private:
+  [[nodiscard]] qk_operands<T> operands(const key_run& run) const noexcept {
+    const index_t row = run.first * QS + run.v0 * W, lane = run.v0 * W;
+    qk_operands<T> a{};
+    a.qt = t_.qt + lane;
+    a.k = b_.k + run.first * b_.ldk;
+    a.ldk = b_.ldk;
+    a.d = d_qk_;
+    a.n_keys = run.last - run.first;
+    a.first_key = run.first;
+    a.negm = t_.negm + lane;
+    a.l = t_.l + lane;
+    a.p = w_.p + row;
+    a.lo = t_.lo + lane;
+    a.hi = t_.hi + lane;
+    if constexpr (HasBias) a.bias = w_.bias + row;
+    a.k_padded = w_.k_padded;
+    a.prefetch = b_.prefetch;
+    a.ld_prefetch = b_.ld_prefetch;
+    return a;
+  }
+
+  void save_sums() noexcept {
+    for (int j = 0; j < QS; j += W) simd::load<T, Arch>(t_.l + j).store_aligned(t_.l_before + j);
+  }
+
+  // Weights of a run into P, sums into l.
+  void weigh(key_run run) noexcept {
+    while (t_.any_waiting && run.first < run.last) {
+      anchor(run);
+      run.first += MR;
+    }
+    if (run.first >= run.last) return;
+    const qk_operands<T> a = operands(run);
+    on_vectors(run.v1 - run.v0, [&]<int N>() {
+      if (!run.masked)
+        tiles::qk_softmax<T, Arch, N, QS, masking::none>(a);
+      else if constexpr (HasBias)
+        tiles::qk_softmax<T, Arch, N, QS, masking::bias>(a);
+      else
+        tiles::qk_softmax<T, Arch, N, QS, masking::range>(a);
+    });
+  }
+
+  // Keys [first, first + MR) of a run while some lane waits for its first key: a waiting lane that
+  // sees one of them takes its m. For the others it is qk_softmax_tile to the bit.
+  void anchor(const key_run& run) noexcept {
+    qk_operands<T> a = operands({run.first, std::min(run.last, run.first + MR), 0, NR, run.masked});
+    a.p = w_.s + run.first * QS;
+    tiles::qk_scores<T, Arch, NR>(a, t_.negm);
+
+    B still_waiting(T(0));
+    for (int v = 0; v < NR; ++v) {
+      const int j = v * W;
+      B wait = simd::load<T, Arch>(t_.waiting + j);
+      if (v >= run.v0 && v < run.v1) {
+        // 1. Masks; the group's maximum per lane.
+        B x[MR];
+        B allowed[MR];  // 0 or −inf
+        B m(-infinity);
+        for (int r = 0; r < MR; ++r) {
+          x[r] = simd::load<T, Arch>(w_.s + (run.first + r) * QS + j);
+          allowed[r] = run.masked ? permission(run.first + r, j) : B(T(0));
+          if constexpr (HasBias) {
+            if (run.masked) x[r] = x[r] + bias(run.first + r, j);
+          }
+          m = xsimd::max(m, xsimd::select(allowed[r] == B(T(0)), x[r], B(-infinity)));
+        }
+        // 2. Waiting lanes that saw a key take m; the others subtracted theirs in the product.
+        const auto takes = (wait == B(T(1))) & (m > B(-infinity));
+        const B shift = xsimd::select(takes, m, B(T(0)));
+        wait = xsimd::select(takes, B(T(0)), wait);
+        const B negm = simd::load<T, Arch>(t_.negm + j) - shift;
+        negm.store_aligned(t_.negm + j);
+        wait.store_aligned(t_.waiting + j);
+        // 3. Weights and sums, in the order of qk_softmax_tile.
+        B sum[2];
+        for (int r = 0; r < MR; ++r) {
+          const B e =
+              xsimd::select(allowed[r] == B(T(0)), simd::exp<T, Arch>(x[r] - shift), B(T(-0.0)));
+          e.store_aligned(w_.p + (run.first + r) * QS + j);
+          sum[r & 1] = r < 2 ? e : sum[r & 1] + e;
+        }
+        (simd::load<T, Arch>(t_.l + j) + (sum[0] + sum[1])).store_aligned(t_.l + j);
+      }
+      still_waiting = still_waiting + wait;
+    }
+    t_.any_waiting = !xsimd::all(still_waiting == B(T(0)));
+  }
+
+  // 0 where the lanes of vector j may see the key, −inf where not.
+  [[nodiscard]] B permission(index_t key, int j) const noexcept {
+    if constexpr (HasBias) {
+      return xsimd::select(bias(key, j) == B(-infinity), B(-infinity), B(T(0)));
+    } else {
+      const B at(static_cast<T>(key));
+      const auto allowed =
+          (simd::load<T, Arch>(t_.lo + j) <= at) & (at < simd::load<T, Arch>(t_.hi + j));
+      return xsimd::select(allowed, B(T(0)), B(-infinity));
+    }
+  }
+  [[nodiscard]] B bias(index_t key, int j) const noexcept {
+    return simd::load<T, Arch>(w_.bias + key * QS + j);
+  }
+
+  // Whether no lane has to be redone. One that was NaN before stays as it is.
+  [[nodiscard]] bool sums_in_range() const noexcept {
+    for (int j = 0; j < QS; j += W) {
+      if (!xsimd::all(in_range(j))) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] auto in_range(int j) const noexcept {
+    const B l = simd::load<T, Arch>(t_.l + j), before = simd::load<T, Arch>(t_.l_before + j);
+    return (l <= B(largest_sum<T>)) | (before != before);
+  }
+
+  // Scores of all runs into S, −inf where forbidden or in no run.
+  void all_scores(const key_run* runs, int n_runs) noexcept {
+    std::fill_n(w_.s, b_.n_keys * QS, -infinity);
+    alignas(64) T zero[QS] = {};
+    for (int r = 0; r < n_runs; ++r) {
+      const key_run& run = runs[r];
+      for (index_t first = run.first; first < run.last; first += MR) {
+        alignas(64) T group[MR * QS];
+        const index_t last = std::min(run.last, first + MR);
+        qk_operands<T> a = operands({first, last, 0, NR, run.masked});
+        a.p = group;
+        tiles::qk_scores<T, Arch, NR>(a, zero);
+        for (index_t key = first; key < last; ++key) {
+          for (int j = run.v0 * W; j < run.v1 * W; j += W) {
+            B x = simd::load<T, Arch>(group + (key - first) * QS + j);
+            if (run.masked) {
+              if constexpr (HasBias) x = x + bias(key, j);
+              x = xsimd::select(permission(key, j) == B(T(0)), x, B(-infinity));
+            }
+            x.store_aligned(w_.s + key * QS + j);
+          }
+        }
+      }
+    }
+  }
+
+  // Weights of the lanes that left the range (or of `every` lane) from the scores in S, with the
+  // true running maximum.
+  void rescore(bool every) noexcept {
+    const index_t n = b_.n_keys;
+    for (int j = 0; j < QS; j += W) {
+      // 1. m: of the block, and of what came before if there was any.
+      B m(-infinity);
+      for (index_t key = 0; key < n; ++key)
+        m = xsimd::max(m, simd::load<T, Arch>(w_.s + key * QS + j));
+      const B l_before = simd::load<T, Arch>(t_.l_before + j);
+      const B m_before = -simd::load<T, Arch>(t_.negm + j);
+      const auto fresh = l_before == B(T(0));
+      m = xsimd::select(fresh, m, xsimd::max(m, m_before));
+      m = xsimd::select(m == B(-infinity), B(T(0)), m);
+      // 2. Weights and their sum.
+      const auto keep = every ? (m != m) & (m == m) : in_range(j);
+      B sum(T(0));
+      for (index_t key = 0; key < n; ++key) {
+        const B x = simd::load<T, Arch>(w_.s + key * QS + j);
+        T* p = w_.p + key * QS + j;
+        const B e = xsimd::select(x == B(-infinity), B(T(-0.0)), simd::exp<T, Arch>(x - m));
+        sum = sum + e;
+        xsimd::select(keep, simd::load<T, Arch>(p), e).store_aligned(p);
+      }
+      // 3. What came before in terms of the new m.
+      const B scale = xsimd::select(fresh, B(T(0)), simd::exp<T, Arch>(m_before - m));
+      const B l = simd::multiply_add(l_before, scale, sum);
+      xsimd::select(keep, simd::load<T, Arch>(t_.l + j), l).store_aligned(t_.l + j);
+      xsimd::select(keep, -m_before, -m).store_aligned(t_.negm + j);
+      if (t_.has_output) {
+        const auto unchanged = keep | (m == m_before) | fresh;
+        if (!xsimd::all(unchanged)) {
+          const B factor = xsimd::select(unchanged, B(T(1)), scale);
+          for (index_t c = 0; c < d_v_; ++c) {
+            T* o = t_.ot + c * QS + j;
+            (simd::load<T, Arch>(o) * factor).store_aligned(o);
+          }
+        }
+      }
+    }
+  }
+
+  // OT += V^T P
+  void accumulate_values(const key_run& run) noexcept {
+    const bool whole_tile = run.v1 - run.v0 == NR;
+    if (!t_.has_output && !whole_tile) std::fill_n(t_.ot, d_v_ * QS, T(0));
+    const tiles::pv_operands<T> a{w_.p + run.first * QS + run.v0 * W,
+                                  b_.v + run.first * b_.ldv,
+                                  b_.ldv,
+                                  run.last - run.first,
+                                  d_v_,
+                                  t_.ot + run.v0 * W,
+                                  !t_.has_output && whole_tile};
+    t_.has_output = true;
+    if (run.masked && !b_.v_finite) {
+      tiles::pv_selective<T, Arch, QS>(a, run.v1 - run.v0);
+      return;
+    }
+    on_vectors(run.v1 - run.v0, [&]<int N>() { tiles::pv<T, Arch, N, QS>(a); });
+  }
+
+  template <class F>
+  static void on_vectors(int n, const F& f) noexcept {
+    if (n == NR) return f.template operator()<NR>();
+    // With a bias tile runs always span the tile.
+    if constexpr (NR > 2 && !HasBias) {
+      if (n == 2) return f.template operator()<2>();
+    }
+    if constexpr (NR > 1 && !HasBias) return f.template operator()<1>();
+  }
+
+  query_tile<T>& t_;
+  const key_value_block<T>& b_;
+  const tile_scratch<T>& w_;
+  index_t d_qk_, d_v_;
+};
+
+}  // namespace attn::detail
