@@ -157,7 +157,10 @@ const T* pad_keys(const qk_operands<T>& a, index_t first) noexcept {
 
 // One run of keys through qk_softmax_tile.
 template <class T, class Arch, int N, int QS, masking M>
-__attribute__((noinline)) void qk_softmax(const qk_operands<T>& a) noexcept {
+__attribute__((noinline)) void qk_softmax(const qk_operands<T>& operands) noexcept {
+  // A copy, whose address nobody has: vector stores may alias anything, so that the fields behind
+  // the reference would be loaded again after each of them.
+  const qk_operands<T> a = operands;
   constexpr int MR = tile_size<T, Arch>::keys;
   const T* prefetch = a.prefetch;
   index_t i = 0;
@@ -173,7 +176,8 @@ __attribute__((noinline)) void qk_softmax(const qk_operands<T>& a) noexcept {
 
 // Scores as they are, into p: [n_keys][QS], all vectors of the tile. They start from `init`.
 template <class T, class Arch, int NR>
-__attribute__((noinline)) void qk_scores(const qk_operands<T>& a, const T* init) noexcept {
+__attribute__((noinline)) void qk_scores(const qk_operands<T>& operands, const T* init) noexcept {
+  const qk_operands<T> a = operands;
   using B = batch<T, Arch>;
   constexpr int MR = tile_size<T, Arch>::keys, W = tile_size<T, Arch>::width, QS = NR * W;
   for (index_t i = 0; i < a.n_keys; i += MR) {
@@ -239,7 +243,8 @@ ATTN_INLINE void pv_tile(const pv_operands<T>& a, index_t c) noexcept {
 }
 
 template <class T, class Arch, int N, int QS>
-__attribute__((noinline)) void pv(const pv_operands<T>& a) noexcept {
+__attribute__((noinline)) void pv(const pv_operands<T>& operands) noexcept {
+  const pv_operands<T> a = operands;
   constexpr int MR = tile_size<T, Arch>::keys;
   index_t c = 0;
   for (; c + MR <= a.d; c += MR) pv_tile<T, Arch, MR, N, QS>(a, c);
