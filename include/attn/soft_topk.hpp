@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: MIT
+//
+// Soft top-k by a Successive Halving tournament.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <attn/context.hpp>
+#include <attn/detail/checks.hpp>
+#include <attn/detail/soft_topk_kernel.hpp>
+#include <attn/eigen.hpp>
+#include <attn/score_rule.hpp>
+#include <attn/soft_topk_options.hpp>
+#include <attn/view.hpp>
+
+namespace attn {
+
+namespace detail {
+
+inline void check_topk_strength(std::string_view function, const soft_topk_options& options) {
+  const bool exponential = options.boost == topk_boost::exponential;
+  const double lowest = exponential ? 1 : 0;
+  if (std::isfinite(options.strength) && options.strength > lowest) return;
+  raise_option(function, "strength", to_text(options.strength),
+               std::string("a finite number above ") + (exponential
+                                                            ? "1 (base of topk_boost::exponential)"
+                                                            : "0 (factor of topk_boost::scaled)"));
+}
+
+// 1 <= k <= n, and k <= lengths[b] <= n.
+inline void check_topk_lengths(std::string_view function, std::span<const index_t> lengths,
+                               index_t n_batch, index_t n, index_t k) {
+  if (k < 1 || k > n) {
+    raise_option(function, "k", std::to_string(k),
+                 n < 1 ? "scores that are not of length 0"
+                       : "1 to " + std::to_string(n) + " (length of scores)");
+  }
+  if (lengths.empty()) return;
+  check_count(function, "lengths", lengths, n_batch, "batch of scores");
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    if (lengths[b] >= k && lengths[b] <= n) continue;
+    raise_option(function, "lengths[" + std::to_string(b) + "]", std::to_string(lengths[b]),
+                 std::to_string(k) + " to " + std::to_string(n) + " (k to length of scores)");
+  }
+}
+
+template <class T>
+void check_topk_scores(std::string_view function, const tensor_view<T>& scores) {
+  check_view(function, "scores", scores, access::read);
+  check_extent(function, "scores", scores, 3, 1, "one score per position");
+}
+
+// `x` has the extents [B, H, length, dim]; the reasons say where length and dim come from.
+template <class T>
+void check_topk_operand(std::string_view function, std::string_view argument,
+                        const tensor_view<T>& x, access mode, std::array<index_t, 4> expected,
+                        std::string_view length_reason, std::string_view dim_reason) {
+  check_view(function, argument, x, mode);
+  check_extent(function, argument, x, 0, expected[0], "batch of scores");
+  check_extent(function, argument, x, 1, expected[1], "heads of scores");
+  check_extent(function, argument, x, 2, expected[2], length_reason);
+  check_extent(function, argument, x, 3, expected[3], dim_reason);
+}
+
+inline constexpr std::string_view per_position = "length of scores";
+inline constexpr std::string_view per_slot = "slots of the tournament";
+
+[[nodiscard]] inline index_t length_of(const soft_topk_options& options, index_t b,
+                                       index_t n) noexcept {
+  return options.lengths.empty() ? n : options.lengths[static_cast<std::size_t>(b)];
+}
+
+template <class X, class Y>
+concept same_element =
+    std::is_same_v<std::remove_cv_t<element_t<X>>, std::remove_cv_t<element_t<Y>>>;
+
+}  // namespace detail
+
+/// The plan of a Successive Halving soft top-k: from scores alone, the one slot of k that every
+/// source ends in, and its weight there.
+///
+/// A round takes m survivors to m' = max(k, ⌈m/2⌉). By rank, the best 2m' − m have a bye; of the
+/// others the best meets the worst, and so inward. A match of i and j leaves one survivor,
+///
+///     v' = w v_i + (1 − w) v_j,   w = sigmoid(B^v_i − B^v_j)   or   sigmoid(C (v_i − v_j)),
+///
+/// and a payload would be mixed alike. So a slot is a mixture of sources whose weights are not
+/// negative and sum to 1, and the plan is applied to any payload in one pass: `soft_topk`.
+/// A slot's champion is the source that was the better-ranked one in each of its matches. Equal
+/// scores go by the lower position (of the champion).
+///
+/// **Numerics** Scores are taken to double, and all is computed in double. Weights of finite scores
+/// of any size are the exact limit: B^v may overflow. −inf is "not there": weight 0 against any
+/// other score; two that are not there share alike. NaN counts as −inf and ranks after it. A slot
+/// with nothing else has score −inf, and its weights are finite.
+/// **Cost** n − k matches of 3 exponentials, and one sort per round over shrinking arrays: 0.4 ms
+/// for n = 16384 (AVX2). About 90 bytes per source, kept for the next `assign`.
+/// **References** Pietruszka, Borchmann, Graliński, "Successive Halving Top-k Operator", AAAI 2021.
+/// **Example** examples/soft_topk.cpp
+class tournament {
+ public:
+  /// No batches, no slots; for a later `assign`.
+  tournament() = default;
+
+  /// @param scores [B, H, n, 1], any element type
+  /// @param k slots, 1 to n
+  ///
+  /// **Errors** option_error: k outside 1 to n; strength not above 1 (exponential) or 0 (scaled);
+  /// lengths outside k to n. shape_error: scores not of dim 1, lengths not one per batch.
+  template <viewable Scores, class Arch = simd::default_arch>
+  tournament(const Scores& scores, index_t k, const soft_topk_options& options = {},
+             context& ctx = default_context()) {
+    plan<Arch>("tournament", view(scores), k, options, ctx);
+  }
+
+  /// The same as a new tournament, in the memory of this one.
+  template <viewable Scores, class Arch = simd::default_arch>
+  void assign(const Scores& scores, index_t k, const soft_topk_options& options = {},
+              context& ctx = default_context()) {
+    plan<Arch>("tournament", view(scores), k, options, ctx);
+  }
+
+  [[nodiscard]] index_t n_batch() const noexcept { return n_batch_; }
+  [[nodiscard]] index_t n_heads() const noexcept { return n_heads_; }
+  [[nodiscard]] index_t n_sources() const noexcept { return n_; }
+  [[nodiscard]] index_t n_slots() const noexcept { return k_; }
+
+  /// The slot that source i is in; −1 if i is at or past the length of its batch.
+  [[nodiscard]] index_t slot(index_t b, index_t h, index_t i) const noexcept {
+    const detail::tournament_row r = row(b, h);
+    return i < r.n ? r.share[i].slot : -1;
+  }
+  /// Its weight there, 0 to 1; 0 past the length.
+  [[nodiscard]] double weight(index_t b, index_t h, index_t i) const noexcept {
+    const detail::tournament_row r = row(b, h);
+    return i < r.n ? r.share[i].weight : 0;
+  }
+  /// The source that won all matches of slot r: what the slot is nearest to.
+  [[nodiscard]] index_t champion(index_t b, index_t h, index_t r) const noexcept {
+    return row(b, h).champion[r];
+  }
+  /// Interpolated scores of the slots, [B, H, k, 1].
+  [[nodiscard]] tensor_view<const double> scores() const noexcept {
+    if (memory_.empty()) return {nullptr, n_batch_, n_heads_, k_, 1};
+    const auto step = static_cast<index_t>(row_lines_ * sizeof(cache_line) / sizeof(double));
+    return {row(0, 0).slot_score, {n_batch_, n_heads_, k_, 1}, {n_heads_ * step, step, 1, 1}};
+  }
+
+  [[nodiscard]] topk_boost boost() const noexcept { return boost_; }
+  [[nodiscard]] double strength() const noexcept { return strength_; }
+
+  /// For kernels: the plan of one row.
+  [[nodiscard]] detail::tournament_row row(index_t b, index_t h) const noexcept {
+    // The row of a const tournament is only read.
+    auto* first = const_cast<cache_line*>(memory_.data()) +
+                  static_cast<std::size_t>(b * n_heads_ + h) * row_lines_;
+    detail::memory_cutter memory(first->bytes);
+    detail::tournament_row r = detail::cut_row(memory, n_, k_);
+    if (!lengths_.empty()) r.n = lengths_[static_cast<std::size_t>(b)];
+    return r;
+  }
+
+ private:
+  struct alignas(64) cache_line {
+    std::byte bytes[64];
+  };
+
+  template <class Arch, class T>
+  void plan(std::string_view function, const tensor_view<T>& scores, index_t k,
+            const soft_topk_options& options, context& ctx) {
+    detail::check_topk_scores(function, scores);
+    detail::check_topk_strength(function, options);
+    const index_t n_batch = scores.extent(0), n_heads = scores.extent(1), n = scores.extent(2);
+    detail::check_topk_lengths(function, options.lengths, n_batch, n, k);
+
+    detail::memory_cutter row_bytes(nullptr), scratch_bytes(nullptr);
+    (void)detail::cut_row(row_bytes, n, k);
+    (void)detail::cut_scratch(scratch_bytes, n, k);
+    row_lines_ = row_bytes.used() / sizeof(cache_line);
+    const std::size_t lines = static_cast<std::size_t>(n_batch * n_heads) * row_lines_;
+    if (lines > memory_.size()) memory_ = std::vector<cache_line>(lines);
+    lengths_.assign(options.lengths.begin(), options.lengths.end());
+    n_batch_ = n_batch, n_heads_ = n_heads, n_ = n, k_ = k;
+    boost_ = options.boost, strength_ = options.strength;
+
+    ctx.run(n_batch * n_heads, 1, scratch_bytes.used(),
+            [&](std::byte* memory, detail::work_queue& queue) noexcept {
+              detail::memory_cutter cutter(memory);
+              const detail::tournament_scratch scratch = detail::cut_scratch(cutter, n, k);
+              for (index_t first, last; queue.next(first, last);) {
+                for (index_t item = first; item < last; ++item) {
+                  const index_t b = item / n_heads, h = item % n_heads;
+                  const detail::tournament_row r = row(b, h);
+                  detail::read_scores<Arch>(&scores(b, h, 0, 0), scores.stride(2), r, scratch);
+                  detail::play_tournament<Arch>(r, scratch, options);
+                }
+              }
+            });
+  }
+
+  index_t n_batch_ = 0, n_heads_ = 0, n_ = 0, k_ = 0;
+  topk_boost boost_ = topk_boost::exponential;
+  double strength_ = 0;
+  std::vector<index_t> lengths_;
+  std::vector<cache_line> memory_;  // rows, each cut by detail::cut_row
+  std::size_t row_lines_ = 0;
+};
+
+/// Applies a tournament to a payload: pooled[r] = Σ weight(i) · x[i] over the sources of slot r.
+///
+/// @param t a tournament over [B, H, n] scores
+/// @param x [B, H, n, d]; rows past the length are not read, nor are those of weight 0 (or below
+/// the
+///     smallest normal number)
+/// @param pooled [B, H, k, d], the element type of x
+///
+/// **Numerics** half types are summed in float and rounded once; sources are added by position. A
+/// row of pooled depends on its own sources alone.
+/// **Errors** shape_error: extents that do not fit the tournament, pooled shares memory with x.
+/// **Cost** n·d multiply-adds; reads x once and writes pooled once.
+/// **Example** examples/soft_topk.cpp
+template <viewable X, viewable P, class Arch = simd::default_arch>
+requires detail::same_element<X, P>
+void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = default_context()) {
+  using T = std::remove_cv_t<element_t<X>>;
+  using S = simd::compute_t<T>;
+  const tensor_view<const T> xv = view(x);
+  const tensor_view<T> out = view(pooled);
+  constexpr std::string_view function = "soft_topk";
+  const index_t n_batch = t.n_batch(), n_heads = t.n_heads(), k = t.n_slots(), d = xv.extent(3);
+  using detail::access;
+  detail::check_topk_operand(function, "x", xv, access::read, {n_batch, n_heads, t.n_sources(), d},
+                             detail::per_position, "");
+  detail::check_topk_operand(function, "pooled", out, access::write, {n_batch, n_heads, k, d},
+                             detail::per_slot, "dim of x");
+  detail::check_disjoint(function, "pooled", out, "x", xv);
+
+  constexpr index_t slots_per_task = 256;
+  const index_t tasks = k == 0 ? 0 : (k - 1) / slots_per_task + 1;
+  ctx.run(n_batch * n_heads * tasks, 1, static_cast<std::size_t>(d) * sizeof(S),
+          [&](std::byte* memory, detail::work_queue& queue) noexcept {
+            for (index_t first, last; queue.next(first, last);) {
+              const index_t b = first / tasks / n_heads, h = first / tasks % n_heads;
+              const index_t begin = first % tasks * slots_per_task;
+              detail::pool_slots<Arch, S, T>(
+                  t.row(b, h), detail::matrix_of(xv, b, h), detail::matrix_of(out, b, h), d, begin,
+                  std::min(k, begin + slots_per_task), reinterpret_cast<S*>(memory));
+            }
+          });
+}
+
+/// A tournament over scores and its application to x in one call; keeps no plan and does not
+/// allocate when repeated with the same context.
+///
+/// @param x [B, H, n, d]
+/// @param scores [B, H, n, 1]
+/// @param pooled [B, H, k, d]: its length is k
+/// @param pooled_scores [B, H, k, 1]
+///
+/// **Errors** as for `tournament` and the application, in the name of soft_topk.
+/// **Example** examples/soft_topk.cpp
+template <viewable X, viewable V, viewable P, viewable PV, class Arch = simd::default_arch>
+requires detail::same_element<X, P>
+void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
+               const soft_topk_options& options = {}, context& ctx = default_context()) {
+  using T = std::remove_cv_t<element_t<X>>;
+  using S = simd::compute_t<T>;
+  using D = std::remove_cv_t<element_t<PV>>;
+  const tensor_view<const T> xv = view(x);
+  const auto v = view(scores);
+  const tensor_view<T> out = view(pooled);
+  const tensor_view<D> out_scores = view(pooled_scores);
+  constexpr std::string_view function = "soft_topk";
+  detail::check_topk_scores(function, v);
+  const index_t n_batch = v.extent(0), n_heads = v.extent(1), n = v.extent(2);
+  const index_t k = out.extent(2), d = xv.extent(3);
+  using detail::access;
+  detail::check_topk_operand(function, "x", xv, access::read, {n_batch, n_heads, n, d},
+                             detail::per_position, "");
+  detail::check_topk_operand(function, "pooled", out, access::write, {n_batch, n_heads, k, d}, "",
+                             "dim of x");
+  detail::check_topk_operand(function, "pooled_scores", out_scores, access::write,
+                             {n_batch, n_heads, k, 1}, "length of pooled", "one score per slot");
+  detail::check_topk_strength(function, options);
+  detail::check_topk_lengths(function, options.lengths, n_batch, n, k);
+  detail::check_disjoint(function, "pooled", out, "x", xv);
+  detail::check_disjoint(function, "pooled", out, "scores", v);
+  detail::check_disjoint(function, "pooled_scores", out_scores, "x", xv);
+  detail::check_disjoint(function, "pooled_scores", out_scores, "scores", v);
+  detail::check_disjoint(function, "pooled_scores", out_scores, "pooled", out);
+
+  // Everything a row needs, in the order in which each task cuts it again.
+  struct parts {
+    detail::tournament_row row;
+    detail::tournament_scratch scratch;
+    S* sums;
+    parts(detail::memory_cutter& memory, index_t sources, index_t slots, index_t dim)
+        : row(detail::cut_row(memory, sources, slots)),
+          scratch(detail::cut_scratch(memory, sources, slots)), sums(memory.cut<S>(dim)) {}
+  };
+  detail::memory_cutter bytes(nullptr);
+  (void)parts(bytes, n, k, d);
+  ctx.run(n_batch * n_heads, 1, bytes.used(),
+          [&](std::byte* memory, detail::work_queue& queue) noexcept {
+            for (index_t first, last; queue.next(first, last);) {
+              const index_t b = first / n_heads, h = first % n_heads;
+              detail::memory_cutter cutter(memory);
+              const parts p(cutter, detail::length_of(options, b, n), k, d);
+              detail::read_scores<Arch>(&v(b, h, 0, 0), v.stride(2), p.row, p.scratch);
+              detail::play_tournament<Arch>(p.row, p.scratch, options);
+              detail::pool_slots<Arch, S, T>(p.row, detail::matrix_of(xv, b, h),
+                                             detail::matrix_of(out, b, h), d, 0, k, p.sums);
+              for (index_t r = 0; r < k; ++r) {
+                out_scores(b, h, r, 0) = static_cast<D>(p.row.slot_score[r]);
+              }
+            }
+          });
+}
+
+/// Gradients of a soft top-k, through the weights and the interpolated scores; who meets whom is a
+/// constant.
+///
+/// @param t the tournament of the forward call
+/// @param x [B, H, n, d]
+/// @param d_pooled [B, H, k, d] gradient of pooled
+/// @param d_pooled_scores [B, H, k, 1] gradient of the slots' scores
+/// @param d_x [B, H, n, d], overwritten; 0 past the length and where the weight is 0
+/// @param d_scores [B, H, n, 1], overwritten; 0 past the length and for scores that are not there
+///
+/// **Numerics** the gradient of the weights is in double; that of a payload in its compute type. 0
+/// where a weight is a step of the score: at infinite scores, and where B^v exceeds double.
+/// **Errors** shape_error: extents that do not fit the tournament, outputs that share memory.
+/// **Cost** 2·n·d multiply-adds, 2 (n − k) exponentials.
+/// **Example** examples/soft_topk.cpp
+template <viewable X, viewable DP, viewable DPV, viewable DX, viewable DV,
+          class Arch = simd::default_arch>
+requires(detail::same_element<X, DP>&& detail::same_element<X, DX>) void soft_topk_backward(
+    const tournament& t, const X& x, const DP& d_pooled, const DPV& d_pooled_scores, DX&& d_x,
+    DV&& d_scores, context& ctx = default_context()) {
+  using T = std::remove_cv_t<element_t<X>>;
+  using S = simd::compute_t<T>;
+  using D = std::remove_cv_t<element_t<DV>>;
+  const tensor_view<const T> xv = view(x), d_out = view(d_pooled);
+  const auto d_out_scores = view(d_pooled_scores);
+  const tensor_view<T> dx = view(d_x);
+  const tensor_view<D> dv = view(d_scores);
+  constexpr std::string_view function = "soft_topk_backward";
+  const index_t n_batch = t.n_batch(), n_heads = t.n_heads(), n = t.n_sources(), k = t.n_slots();
+  const index_t d = xv.extent(3);
+  using detail::access, detail::check_topk_operand;
+  check_topk_operand(function, "x", xv, access::read, {n_batch, n_heads, n, d},
+                     detail::per_position, "");
+  check_topk_operand(function, "d_pooled", d_out, access::read, {n_batch, n_heads, k, d},
+                     detail::per_slot, "dim of x");
+  check_topk_operand(function, "d_pooled_scores", d_out_scores, access::read,
+                     {n_batch, n_heads, k, 1}, detail::per_slot, "one score per slot");
+  check_topk_operand(function, "d_x", dx, access::write, {n_batch, n_heads, n, d},
+                     detail::per_position, "dim of x");
+  check_topk_operand(function, "d_scores", dv, access::write, {n_batch, n_heads, n, 1},
+                     detail::per_position, "one score per position");
+  const auto check_output = [&](std::string_view argument, const auto& a) {
+    detail::check_disjoint(function, argument, a, "x", xv);
+    detail::check_disjoint(function, argument, a, "d_pooled", d_out);
+    detail::check_disjoint(function, argument, a, "d_pooled_scores", d_out_scores);
+  };
+  check_output("d_x", dx);
+  check_output("d_scores", dv);
+  detail::check_disjoint(function, "d_scores", dv, "d_x", dx);
+
+  const index_t nodes = 2 * n - k;
+  ctx.run(n_batch * n_heads, 1, 2 * static_cast<std::size_t>(nodes) * sizeof(double),
+          [&](std::byte* memory, detail::work_queue& queue) noexcept {
+            double* gain = reinterpret_cast<double*>(memory);
+            double* d_node = gain + nodes;
+            for (index_t first, last; queue.next(first, last);) {
+              const index_t b = first / n_heads, h = first % n_heads;
+              const detail::tournament_row row = t.row(b, h);
+              std::fill(gain, gain + row.n, 0.0);
+              detail::pool_backward<Arch, S, T>(row, detail::matrix_of(xv, b, h),
+                                                detail::matrix_of(d_out, b, h),
+                                                detail::matrix_of(dx, b, h), d, n, gain);
+              for (index_t r = 0; r < k; ++r) {
+                d_node[row.slot_node[r]] = static_cast<double>(d_out_scores(b, h, r, 0));
+              }
+              detail::scores_backward<Arch>(row, t.boost(), t.strength(), gain, d_node);
+              for (index_t i = 0; i < n; ++i) {
+                const bool there =
+                    i < row.n && row.score[i] != -std::numeric_limits<double>::infinity();
+                dv(b, h, i, 0) = static_cast<D>(there ? d_node[i] : 0.0);
+              }
+            }
+          });
+}
+
+}  // namespace attn
