@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -115,15 +116,26 @@ class context {
   /// other. Allocates before any work starts.
   template <class Body>
   void run(index_t n_items, index_t grain, std::size_t scratch_bytes, const Body& body) {
+    run_shared(
+        n_items, grain, scratch_bytes, 0,
+        [&](std::byte* scratch, std::byte*, detail::work_queue& queue) { body(scratch, queue); });
+  }
+
+  /// The same with `shared_bytes` that all threads see, zeroed before they start:
+  /// `body(scratch, shared, queue)`.
+  template <class Body>
+  void run_shared(index_t n_items, index_t grain, std::size_t scratch_bytes,
+                  std::size_t shared_bytes, const Body& body) {
     if (n_items <= 0) return;
     const index_t ranges = (n_items - 1) / grain + 1;
     int workers = static_cast<int>(std::min<index_t>(n_threads_, ranges));
     if (workers > 1 && pool_->CurrentThreadId() >= 0) workers = 1;  // inside our own pool
 
-    const lease held(*this, workers, scratch_bytes);
+    const lease held(*this, workers, scratch_bytes, shared_bytes);
+    if (shared_bytes > 0) std::memset(held.shared(), 0, shared_bytes);
     detail::work_queue queue(n_items, grain);
     if (workers == 1) {
-      body(held.scratch(0), queue);
+      body(held.scratch(0), held.shared(), queue);
       return;
     }
     // One pointer is captured, which std::function stores without allocating.
@@ -137,11 +149,11 @@ class context {
     for (int w = 1; w < workers; ++w) {
       pool_->Schedule([state = &shared] {
         const int slot = state->next_slot.fetch_add(1, std::memory_order_relaxed);
-        state->body(state->held.scratch(slot), state->queue);
+        state->body(state->held.scratch(slot), state->held.shared(), state->queue);
         state->done.Notify();
       });
     }
-    body(held.scratch(0), queue);
+    body(held.scratch(0), held.shared(), queue);
     shared.done.Wait();
   }
 
@@ -149,9 +161,9 @@ class context {
   // The context's own scratch, or if that is in use, a set that lives as long as the call.
   class lease {
    public:
-    lease(context& owner, int workers, std::size_t bytes)
+    lease(context& owner, int workers, std::size_t bytes, std::size_t shared_bytes)
         : owner_(owner), owns_slots_(!owner.busy_.exchange(true, std::memory_order_acquire)) {
-      try_reserve(static_cast<std::size_t>(workers), bytes);
+      try_reserve(static_cast<std::size_t>(workers), bytes, shared_bytes);
     }
     ~lease() {
       if (owns_slots_) owner_.busy_.store(false, std::memory_order_release);
@@ -160,14 +172,16 @@ class context {
     lease& operator=(const lease&) = delete;
 
     [[nodiscard]] std::byte* scratch(int slot) const noexcept {
-      return slots()[static_cast<std::size_t>(slot)].reserve(0);
+      return slots()[static_cast<std::size_t>(slot) + 1].reserve(0);
     }
+    [[nodiscard]] std::byte* shared() const noexcept { return slots()[0].reserve(0); }
 
    private:
-    void try_reserve(std::size_t workers, std::size_t bytes) {
+    void try_reserve(std::size_t workers, std::size_t bytes, std::size_t shared_bytes) {
       guard on_failure{*this};
-      if (!owns_slots_) own_.resize(workers);
-      for (std::size_t w = 0; w < workers; ++w) (void)slots()[w].reserve(bytes);
+      if (!owns_slots_) own_.resize(workers + 1);
+      (void)slots()[0].reserve(shared_bytes);
+      for (std::size_t w = 1; w <= workers; ++w) (void)slots()[w].reserve(bytes);
       on_failure.armed = false;
     }
     // bad_alloc leaves the constructor, so the destructor above would not run.
@@ -198,7 +212,8 @@ class context {
     if (pool == nullptr) detail::raise<option_error>("context: pool is null");
     return std::max(1, pool->NumThreads());
   }
-  [[nodiscard]] std::size_t slot_count() const { return static_cast<std::size_t>(n_threads_); }
+  // One shared by all threads, then one per thread.
+  [[nodiscard]] std::size_t slot_count() const { return static_cast<std::size_t>(n_threads_) + 1; }
 
   int n_threads_;
   std::vector<detail::scratch_buffer> slots_;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <attn/detail/checks.hpp>
+#include <attn/detail/decode_attention_kernel.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
 
 namespace attn::detail {
@@ -128,7 +129,13 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
           },
       .lse = lse,
   };
-  dense_attention_tiled<T, Arch>(problem, rule, ctx);
+  // A strict call has one order of summation for every n_q.
+  const bool few = problem.n_q <= decode_max_queries<T, Arch>;
+  if (few && options.precision != precision_mode::strict) {
+    dense_attention_decode<T, Arch>(problem, rule, ctx);
+  } else {
+    dense_attention_tiled<T, Arch>(problem, rule, ctx);
+  }
 }
 
 }  // namespace attn::detail

@@ -194,6 +194,39 @@ struct lane_block {
   }
 };
 
+/// out[0 .. K) = sum of the 128-bit lanes of x.
+template <class T, class Arch>
+ATTN_INLINE void fold_lanes(const batch<T, Arch>& x, T* out) noexcept {
+  if constexpr (sizeof(T) == 4) {
+#if defined(__AVX512F__)
+    if constexpr (is_avx512<Arch>) {
+      const __m128 a = _mm_add_ps(_mm512_castps512_ps128(x), _mm512_extractf32x4_ps(x, 1));
+      const __m128 b = _mm_add_ps(_mm512_extractf32x4_ps(x, 2), _mm512_extractf32x4_ps(x, 3));
+      _mm_storeu_ps(out, _mm_add_ps(a, b));
+    }
+#endif
+#if defined(__AVX__)
+    if constexpr (is_avx<Arch>) {
+      _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+    }
+#endif
+    if constexpr (is_sse<Arch>) _mm_storeu_ps(out, x);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (is_avx512<Arch>) {
+      const __m256d s = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
+      _mm_storeu_pd(out, _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1)));
+    }
+#endif
+#if defined(__AVX__)
+    if constexpr (is_avx<Arch>) {
+      _mm_storeu_pd(out, _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1)));
+    }
+#endif
+    if constexpr (is_sse<Arch>) _mm_storeu_pd(out, x);
+  }
+}
+
 #endif  // __SSE2__
 
 }  // namespace attn::simd
