@@ -435,17 +435,23 @@ class dense_worker {
   // Whether V has neither inf nor NaN in the rows of this block that may be seen.
   [[nodiscard]] bool values_finite(index_t k0) const noexcept {
     const index_t rows = std::min(k0 + block_.n_keys, seen_end_) - k0;
-    B bad(T(0));
+    std::array<B, 4> bad{B(T(0)), B(T(0)), B(T(0)), B(T(0))};  // NaN once x · 0 was
     T bad_tail = T(0);
     for (index_t r = 0; r < rows; ++r) {
       const T* v = block_.v + r * block_.ldv;
       index_t c = 0;
+      for (; c + 4 * W <= c_.d_v; c += 4 * W) {
+        ATTN_UNROLL for (int x = 0; x < 4; ++x) {
+          B& sum = bad[static_cast<std::size_t>(x)];
+          sum = simd::multiply_add(simd::load_unaligned<T, Arch>(v + c + x * W), B(T(0)), sum);
+        }
+      }
       for (; c + W <= c_.d_v; c += W) {
-        bad = simd::multiply_add(simd::load_unaligned<T, Arch>(v + c), B(T(0)), bad);
+        bad[0] = simd::multiply_add(simd::load_unaligned<T, Arch>(v + c), B(T(0)), bad[0]);
       }
       for (; c < c_.d_v; ++c) bad_tail += v[c] * T(0);
     }
-    return xsimd::all(bad == B(T(0))) && bad_tail == T(0);
+    return xsimd::all(bad[0] + bad[1] + bad[2] + bad[3] == B(T(0))) && bad_tail == T(0);
   }
 
   void finish(int i) noexcept {
@@ -454,6 +460,7 @@ class dense_worker {
     if (!t.has_output) std::fill_n(t.ot, c_.d_v * qs, T(0));
     // 1. 1/l, after the sink has joined maximum and denominator; 0 for a row without keys.
     T* factor = t.l_before;
+    const bool wants_lse = c_.lse.data_handle() != nullptr;
     alignas(64) std::array<T, size::max_rows> lse;
     const B sink(c_.sinks.empty() ? -infinity
                                   : static_cast<T>(c_.sinks[static_cast<std::size_t>(h_)]));
@@ -472,10 +479,12 @@ class dense_worker {
       const auto nothing = total == B(T(0));
       xsimd::select(empty, B(T(0)), scale / xsimd::select(nothing, B(T(1)), total))
           .store_aligned(factor + j);
-      xsimd::select(nothing, B(-infinity), top + simd::log<T, Arch>(total))
-          .store_aligned(lse.data() + j);
+      if (wants_lse) {
+        xsimd::select(nothing, B(-infinity), top + simd::log<T, Arch>(total))
+            .store_aligned(lse.data() + j);
+      }
     }
-    if (c_.lse.data_handle() != nullptr) {
+    if (wants_lse) {
       for (index_t r = 0; r < t.n_rows; ++r) {
         c_.lse(b_, h_, t.first_row + r, 0) = lse[static_cast<std::size_t>(r)];
       }

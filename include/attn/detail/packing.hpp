@@ -27,6 +27,7 @@ void transpose_in(const T* src, index_t ld_src, index_t rows, index_t columns, T
         block x;
         x.load_rows(s + c, ld_src);
         x.transpose();
+#pragma GCC unroll 4
         for (int i = 0; i < block::columns; ++i) {
           (x.v[i] * f).store_aligned(dst + (c + i) * ld_dst + r0);
         }
@@ -58,6 +59,7 @@ void transpose_out(const T* src, index_t ld_src, index_t rows, index_t columns, 
       index_t c = 0;
       for (; c + block::columns <= columns; c += block::columns) {
         block x;
+#pragma GCC unroll 4
         for (int i = 0; i < block::columns; ++i) {
           x.v[i] = simd::load<T, Arch>(src + (c + i) * ld_src + r0) * f;
         }
