@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// Sorting by score for the top-k kernels: best first, equal scores by the lower index, NaN last.
+// Sorting by score for the top-k kernels: best first, NaN last.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -35,8 +36,7 @@ inline constexpr std::uint64_t nan_key = std::numeric_limits<std::uint64_t>::max
   return std::bit_cast<double>(key >> 63 ? key : ~key & (nan_key >> 1));
 }
 
-// Elements already nearly in order cost a few moves each; where they do not, the sort gives up
-// after `budget` moves, leaving a permutation of what it was given, and returns false.
+// Gives up after `budget` moves, leaving a permutation of what it was given, and returns false.
 template <class Arch, class Before>
 [[nodiscard]] bool insertion_sort(ranked* items, index_t n, index_t budget,
                                   const Before& before) noexcept {
@@ -51,49 +51,54 @@ template <class Arch, class Before>
   return true;
 }
 
-// Stable, by the upper 33 bits of the keys (sign, exponent, 21 bits of mantissa), 11 at a time.
-// The result is in `items`.
+// Stable, by the upper bits of those in which the keys differ: 2 digits of them, 4 where 2 would
+// not tell most scores apart. An even number of passes leaves the result in `items`.
 template <class Arch>
 void radix_sort_upper(ranked* items, ranked* other, index_t n) noexcept {
-  constexpr int digits = 3, digit_bits = 11, lowest_bit = 64 - digits * digit_bits;
-  constexpr std::uint64_t mask = (1u << digit_bits) - 1;
-  const auto digit_of = [](std::uint64_t key, int digit) {
-    return static_cast<std::size_t>(key >> (lowest_bit + digit * digit_bits) & mask);
+  constexpr int most_bits = 11, most_digits = 4;
+  const auto size = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n)));
+  const int digits = size > 15 ? most_digits : 2;
+  const int bits = std::min(most_bits, (size + 7) / 2);  // counts are cleared: no more than needed
+  const std::size_t values = std::size_t{1} << bits;
+
+  // 1. The range of the keys: scores in [0, 1) leave half of the exponents and all signs unused.
+  std::uint64_t low = items[0].key, high = low;
+  for (index_t i = 1; i < n; ++i) {
+    low = std::min(low, items[i].key);
+    high = std::max(high, items[i].key);
+  }
+  const int shift = std::max(0, static_cast<int>(std::bit_width(high - low)) - digits * bits);
+  const auto digit_of = [=](std::uint64_t key, int digit) {
+    return static_cast<std::size_t>((key - low) >> (shift + digit * bits)) & (values - 1);
   };
 
-  // 1. How often each digit has each value.
-  std::array<std::array<index_t, mask + 1>, digits> begin{};
-  for (index_t i = 0; i < n; ++i) {
-    for (int digit = 0; digit < digits; ++digit) {
-      ++begin[static_cast<std::size_t>(digit)][digit_of(items[i].key, digit)];
-    }
-  }
-  // 2. From the lowest digit up: to where its value begins. A digit that is the same in all keys
-  //    changes nothing.
-  ranked* from = items;
-  ranked* to = other;
+  // 2. How often each digit has each value.
+  std::array<std::array<index_t, 1 << most_bits>, most_digits> begin;
   for (int digit = 0; digit < digits; ++digit) {
-    auto& at = begin[static_cast<std::size_t>(digit)];
-    if (at[digit_of(from[0].key, digit)] == n) continue;
-    index_t sum = 0;
-    for (index_t& count : at) sum += std::exchange(count, sum);
-    for (index_t i = 0; i < n; ++i) to[at[digit_of(from[i].key, digit)]++] = from[i];
-    std::swap(from, to);
+    index_t* at = begin[static_cast<std::size_t>(digit)].data();
+    std::fill_n(at, values, index_t{0});
+    for (index_t i = 0; i < n; ++i) ++at[digit_of(items[i].key, digit)];
   }
-  if (from != items) std::copy(from, from + n, items);
+
+  // 3. From the lowest digit up, each item to where the items of its value begin.
+  for (int digit = 0; digit < digits; ++digit) {
+    index_t* at = begin[static_cast<std::size_t>(digit)].data();
+    index_t sum = 0;
+    for (std::size_t value = 0; value < values; ++value) sum += std::exchange(at[value], sum);
+    for (index_t i = 0; i < n; ++i) other[at[digit_of(items[i].key, digit)]++] = items[i];
+    std::swap(items, other);
+  }
 }
 
-// Best score first; equal scores by `position[node]`. `other` is as large as `items`.
-template <class Arch>
-void rank_sort(ranked* items, ranked* other, index_t n, const index_t* position) noexcept {
-  const auto before = [position](const ranked& a, const ranked& b) {
-    return a.key != b.key ? a.key < b.key : position[a.node] < position[b.node];
-  };
-  // Rounds leave the survivors almost sorted, and 21 bits of mantissa tell most scores apart.
-  if (insertion_sort<Arch>(items, n, n, before)) return;
-  if (n >= 256) {
+// In the order of `before`, which is that of the keys with ties broken. `other` is as large as
+// `items`. Items that are in order but for `disorder` moves are sorted by those moves.
+template <class Arch, class Before>
+void rank_sort(ranked* items, ranked* other, index_t n, index_t disorder,
+               const Before& before) noexcept {
+  if (insertion_sort<Arch>(items, n, disorder, before)) return;
+  if (n >= 64) {  // below, the counts cost more than they save
     radix_sort_upper<Arch>(items, other, n);
-    if (insertion_sort<Arch>(items, n, 4 * n, before)) return;
+    if (insertion_sort<Arch>(items, n, 8 * n, before)) return;
   }
   std::sort(items, items + n, before);
 }

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include <attn/detail/rank_sort.hpp>
-#include <attn/simd/exp.hpp>
+#include <attn/simd/expm1.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
 
@@ -32,17 +32,28 @@ struct topk_share {
   double weight;
 };
 
+// What a slot is made of.
+struct topk_part {
+  index_t source;
+  double weight;
+};
+
 // The plan of one row: n sources, k slots.
 struct tournament_row {
   index_t n, k;
+  topk_part* part;     // [n] slot by slot, in each by position
+  index_t* begin;      // [k + 1] of each slot in `part`
+  topk_share* share;   // [n] of the sources
   double* score;       // [2n − k] of the nodes
   topk_match* match;   // [n − k]
-  topk_share* share;   // [2n − k] of the nodes, sources first
-  index_t* source;     // [n] slot by slot, in each slot by position
-  index_t* begin;      // [k + 1] of each slot in `source`
-  index_t* champion;   // [k] the source that won all matches of the slot
   double* slot_score;  // [k]
   index_t* slot_node;  // [k]
+
+  // The source that won all matches of a node.
+  [[nodiscard]] index_t champion(index_t node) const noexcept {
+    while (node >= n) node = match[node - n].winner;
+    return node;
+  }
 };
 
 // Hands out parts of one block of memory, aligned to 64 bytes. With a null block it only counts.
@@ -64,13 +75,12 @@ class memory_cutter {
 };
 
 [[nodiscard]] inline tournament_row cut_row(memory_cutter& memory, index_t n, index_t k) noexcept {
-  tournament_row row{n, k, {}, {}, {}, {}, {}, {}, {}, {}};
+  tournament_row row{n, k, {}, {}, {}, {}, {}, {}, {}};
+  row.part = memory.cut<topk_part>(n);
+  row.begin = memory.cut<index_t>(k + 1);
+  row.share = memory.cut<topk_share>(n);
   row.score = memory.cut<double>(2 * n - k);
   row.match = memory.cut<topk_match>(n - k);
-  row.share = memory.cut<topk_share>(2 * n - k);
-  row.source = memory.cut<index_t>(n);
-  row.begin = memory.cut<index_t>(k + 1);
-  row.champion = memory.cut<index_t>(k);
   row.slot_score = memory.cut<double>(k);
   row.slot_node = memory.cut<index_t>(k);
   return row;
@@ -80,7 +90,7 @@ class memory_cutter {
 struct tournament_scratch {
   ranked* rank;          // [n] survivors by rank
   ranked* other;         // [n]
-  index_t* champion;     // [2n − k] of each node
+  topk_share* share;     // [n − k] of the matches
   double* winner;        // [n/2 + W] scores of one round's matches
   double* loser;         // [n/2 + W]
   double* loser_weight;  // [n/2 + W]
@@ -94,7 +104,7 @@ struct tournament_scratch {
   tournament_scratch s{};
   s.rank = memory.cut<ranked>(n);
   s.other = memory.cut<ranked>(n);
-  s.champion = memory.cut<index_t>(2 * n - k);
+  s.share = memory.cut<topk_share>(n - k);
   s.winner = memory.cut<double>(half);
   s.loser = memory.cut<double>(half);
   s.loser_weight = memory.cut<double>(half);
@@ -102,33 +112,11 @@ struct tournament_scratch {
   return s;
 }
 
-// 1 − e^−t for t >= 0 without cancellation where t is small.
-template <class Arch>
-[[nodiscard]] ATTN_INLINE simd::batch<double, Arch>
-one_minus_exp(const simd::batch<double, Arch>& t) noexcept {
-  using B = simd::batch<double, Arch>;
-  // Taylor series of (1 − e^−t) / t: below t = 0.4 the first term left out is 1e-17.
-  constexpr double c[] = {1.0,
-                          -1.0 / 2,
-                          1.0 / 6,
-                          -1.0 / 24,
-                          1.0 / 120,
-                          -1.0 / 720,
-                          1.0 / 5040,
-                          -1.0 / 40320,
-                          1.0 / 362880,
-                          -1.0 / 3628800,
-                          1.0 / 39916800.0,
-                          -1.0 / 479001600.0,
-                          1.0 / 6227020800.0};
-  const B series = t * simd::detail::horner(c, t);
-  return xsimd::select(t < B(0.4), series, B(1.0) - simd::exp(-t));
-}
-
 // Weights and results of `count` matches; arrays are padded to a multiple of the vector.
 //
 // With hi >= lo the two scores of a match, the weight of lo is 1 / (1 + e^d), where
-//   exponential  d = B^hi − B^lo = B^hi (1 − B^(lo − hi)): B^hi may overflow to inf, and does so to
+//   exponential  d = B^hi − B^lo = −B^hi (B^(lo − hi) − 1): B^hi may overflow to inf, and does so
+//   to
 //                the right limit, since the second factor is no 0 unless the scores are equal,
 //   scaled       d = C (hi − lo).
 // Equal scores, infinite ones too, share alike; against anything else −inf has weight 0.
@@ -143,7 +131,7 @@ void play_matches(const double* winner, const double* loser, double* loser_weigh
     const auto winner_is_lower = a < z;
     const B hi = xsimd::select(winner_is_lower, z, a), lo = xsimd::select(winner_is_lower, a, z);
     B d = rate * (hi - lo);
-    if (boost == topk_boost::exponential) d = simd::exp(rate * hi) * one_minus_exp<Arch>(d);
+    if (boost == topk_boost::exponential) d = simd::exp(rate * hi) * -simd::expm1(-d);
     B lo_weight = one / (one + simd::exp(d));
     lo_weight = xsimd::select(lo == absent, B(0.0), lo_weight);
     lo_weight = xsimd::select(a == z, half, lo_weight);
@@ -155,14 +143,13 @@ void play_matches(const double* winner, const double* loser, double* loser_weigh
   }
 }
 
-// Fills `row` from scores [n], `stride` apart.
+// Takes in the scores [n], `stride` apart.
 template <class Arch, class S>
 void read_scores(const S* scores, index_t stride, const tournament_row& row,
                  const tournament_scratch& s) noexcept {
   for (index_t i = 0; i < row.n; ++i) {
     const std::uint64_t key = rank_key(static_cast<double>(scores[i * stride]));
     s.rank[i] = {key, i};
-    s.champion[i] = i;
     row.score[i] = ranked_score(key);
   }
 }
@@ -172,10 +159,14 @@ template <class Arch>
 void play_tournament(const tournament_row& row, const tournament_scratch& s,
                      const soft_topk_options& options) noexcept {
   const index_t n = row.n, k = row.k;
+  const auto before = [&row](const ranked& a, const ranked& b) {
+    return a.key != b.key ? a.key < b.key : row.champion(a.node) < row.champion(b.node);
+  };
 
   // 1. Rounds: m survivors by rank become max(k, ⌈m/2⌉). The best have a bye, of the others the
-  //    best meets the worst, and the result takes the winner's rank.
-  if (options.sort != topk_sort::never) rank_sort<Arch>(s.rank, s.other, n, s.champion);
+  //    best meets the worst, and the result takes the winner's rank. That leaves them almost
+  //    sorted.
+  if (options.sort != topk_sort::never) rank_sort<Arch>(s.rank, s.other, n, 0, before);
   index_t node = n;
   for (index_t m = n; m > k;) {
     const index_t next = std::max(k, (m + 1) / 2), byes = 2 * next - m, matches = m - next;
@@ -190,44 +181,49 @@ void play_tournament(const tournament_row& row, const tournament_scratch& s,
     for (index_t t = 0; t < matches; ++t, ++node) {
       row.match[node - n] = {winners[t].node, losers[-t].node, s.loser_weight[t]};
       row.score[node] = s.result[t];
-      s.champion[node] = s.champion[winners[t].node];
       winners[t] = {rank_key(s.result[t]), node};
     }
     m = next;
     if (m > k && options.sort == topk_sort::every_round) {
-      rank_sort<Arch>(s.rank, s.other, m, s.champion);
+      rank_sort<Arch>(s.rank, s.other, m, 2 * m, before);
     }
   }
 
-  // 2. Slots, by rank or by the position of the champion.
+  // 2. Slots, by rank or by the position of the champion. Shares of sources have no use yet.
   for (index_t r = 0; r < k; ++r) row.slot_node[r] = s.rank[r].node;
   if (options.order == topk_order::by_position) {
-    for (index_t i = 0; i < n; ++i) row.source[i] = -1;
-    for (index_t r = 0; r < k; ++r) row.source[s.champion[row.slot_node[r]]] = row.slot_node[r];
-    for (index_t i = 0, r = 0; i < n; ++i) {
-      if (row.source[i] >= 0) row.slot_node[r++] = row.source[i];
+    for (index_t i = 0; i < n; ++i) row.share[i].slot = -1;
+    for (index_t r = 0; r < k; ++r) {
+      row.share[row.champion(row.slot_node[r])].slot = row.slot_node[r];
     }
-  }
-  for (index_t r = 0; r < k; ++r) {
-    row.champion[r] = s.champion[row.slot_node[r]];
-    row.slot_score[r] = row.score[row.slot_node[r]];
-    row.share[row.slot_node[r]] = {r, 1.0};
+    for (index_t i = 0, r = 0; i < n; ++i) {
+      if (row.share[i].slot >= 0) row.slot_node[r++] = row.share[i].slot;
+    }
   }
 
   // 3. Shares, from the slots back to the sources.
+  const auto share_of = [&](index_t i) noexcept -> topk_share& {
+    return i < n ? row.share[i] : s.share[i - n];
+  };
+  for (index_t r = 0; r < k; ++r) {
+    row.slot_score[r] = row.score[row.slot_node[r]];
+    share_of(row.slot_node[r]) = {r, 1.0};
+  }
   for (index_t t = n - k - 1; t >= 0; --t) {
     const topk_match& match = row.match[t];
-    const topk_share share = row.share[n + t];
-    row.share[match.winner] = {share.slot, share.weight * (1 - match.loser_weight)};
-    row.share[match.loser] = {share.slot, share.weight * match.loser_weight};
+    const topk_share share = s.share[t];
+    share_of(match.winner) = {share.slot, share.weight * (1 - match.loser_weight)};
+    share_of(match.loser) = {share.slot, share.weight * match.loser_weight};
   }
 
-  // 4. Sources slot by slot: counts, sums, places.
+  // 4. Parts slot by slot: counts, sums, places.
   std::fill(row.begin, row.begin + k + 1, index_t{0});
   for (index_t i = 0; i < n; ++i) ++row.begin[row.share[i].slot];
   for (index_t r = 0, sum = 0; r <= k; ++r) sum += std::exchange(row.begin[r], sum);
-  for (index_t i = 0; i < n; ++i) row.source[row.begin[row.share[i].slot]++] = i;
-  for (index_t r = k; r > 0; --r) row.begin[r] = row.begin[r - 1];
+  for (index_t i = 0; i < n; ++i) {
+    row.part[row.begin[row.share[i].slot]++] = {i, row.share[i].weight};
+  }
+  std::copy_backward(row.begin, row.begin + k, row.begin + k + 1);
   row.begin[0] = 0;
 }
 
