@@ -84,7 +84,7 @@ std::vector<method<T>> chosen_methods(const std::string& names) {
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const auto& m) { return m.name == name; });
     if (found == all.end()) {
-      throw std::invalid_argument("--method: there is no \"" + name + "\"; --list shows all");
+      throw std::invalid_argument("--method: there is no \"" + name + "\" (see --list)");
     }
     chosen.push_back(*found);
   }
@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (o.file.empty() == o.random.empty()) {
-      return complain("expected either FILE or --random B,H,L,D; --help says more");
+      return complain("expected either FILE or --random B,H,L,D (see --help)");
     }
     if (o.dtype == "float32") compare<float>(o);
     if (o.dtype == "float64") compare<double>(o);

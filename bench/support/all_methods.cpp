@@ -5,7 +5,7 @@ namespace attn::bench {
 
 template <class T>
 std::vector<method<T>> all_methods() {
-  return {plain_eigen_method<T>(), blocked_eigen_method<T>()};
+  return {plain_eigen_method<T>(), blocked_eigen_method<T>(), dense_method<T>()};
 }
 
 template std::vector<method<float>> all_methods();

@@ -24,10 +24,11 @@ struct comparison_row {
   std::string method;
   std::string obstacle;  ///< why it was not run; then nothing below means anything
   int runs = 0;
-  double seconds = 0;      ///< median of one call
-  double flops = 0;        ///< of one call
-  double of_peak = 0;      ///< share of the peak of the cores used, measured between the calls
-  double peak_gflops = 0;  ///< of one core
+  double seconds = 0;        ///< median of one call
+  double flops = 0;          ///< of one call
+  double of_peak = 0;        ///< share of the peak of the cores used, measured between the calls
+  double peak_gflops = 0;    ///< of one core
+  double share_of_core = 1;  ///< with one thread: less where other programs ran in between
   /// Most heap held by the first call; the operands and the output are not in it.
   std::optional<std::size_t> extra_bytes = {};
   output_error error{};
@@ -81,8 +82,9 @@ template <class T>
   row.runs = clock.runs();
   row.seconds = clock.median_seconds();
   row.flops = m.flops(n);
-  row.of_peak = clock.of_peak(row.flops) / threads;
+  row.of_peak = clock.of_peak(row.flops, threads);
   row.peak_gflops = clock.peak_gflops();
+  if (threads == 1) row.share_of_core = clock.share_of_core();
   row.error = reference.compare<T>(out);
   return row;
 }

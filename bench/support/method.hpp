@@ -48,6 +48,8 @@ template <class T>
 [[nodiscard]] method<T> plain_eigen_method();
 template <class T>
 [[nodiscard]] method<T> blocked_eigen_method();
+template <class T>
+[[nodiscard]] method<T> dense_method();
 
 template <class T>
 [[nodiscard]] std::vector<method<T>> all_methods();

@@ -4,10 +4,11 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <vector>
+
+#include <time.h>
 
 #include <attn/view.hpp>
 
@@ -34,8 +35,9 @@ namespace attn::bench {
 /// A stopwatch that runs the FMA probe before and after each timed call.
 ///
 /// A core's clock moves by 20% and more within seconds, so a share of the peak means something only
-/// if both were measured together. The share is a ratio of trimmed means: repeated, it scatters
-/// by 1 to 2 points.
+/// if both were measured together. The share is a ratio of trimmed means; repeated, it scatters by
+/// 1 to 2 points. It counts the time that the thread ran: what other programs take from it
+/// lengthens `median_seconds` but is no fault of the code.
 ///
 ///     peak_clock<float> clock(seconds of one call, roughly);
 ///     while (...) clock.time([&] { dense_attention(q, k, v, out); });
@@ -51,49 +53,76 @@ class peak_clock {
     const double section = call_seconds * static_cast<double>(calls_);
     const double wanted = std::clamp(section / 16, 5e-6, 50e-6);
     constexpr index_t trial = 2000;
-    double fastest = probe_seconds(trial);
-    for (int i = 0; i < 20; ++i) fastest = std::min(fastest, probe_seconds(trial));
+    double fastest = run_probe(trial).wall;
+    for (int i = 0; i < 20; ++i) fastest = std::min(fastest, run_probe(trial).wall);
     steps_ = std::max<index_t>(1, static_cast<index_t>(wanted / fastest * trial));
   }
 
   /// Seconds of one call.
   template <class Call>
   double time(const Call& call) {
-    const double before = probe_seconds(steps_);
-    const auto begin = now();
-    for (index_t i = 0; i < calls_; ++i) call();
-    const double section = seconds_since(begin);
-    probes_.push_back(before);
-    if (section > 100e-6) probes_.push_back(probe_seconds(steps_));
-    times_.push_back(section / static_cast<double>(calls_));
-    return times_.back();
+    const spell before = run_probe(steps_);
+    const spell section = timed([&] {
+      for (index_t i = 0; i < calls_; ++i) call();
+    });
+    add(probes_, before, 1);
+    if (section.wall > 100e-6) add(probes_, run_probe(steps_), 1);
+    add(times_, section, static_cast<double>(calls_));
+    return times_.wall.back();
   }
 
-  [[nodiscard]] int runs() const { return static_cast<int>(times_.size()); }
-  [[nodiscard]] double median_seconds() const { return median(times_); }
+  [[nodiscard]] int runs() const { return static_cast<int>(times_.wall.size()); }
+  [[nodiscard]] double median_seconds() const { return median(times_.wall); }
+
+  /// Of one core.
   [[nodiscard]] double peak_gflops() const {
-    return fma_probe<T, Arch>::flops(steps_) / median(probes_) * 1e-9;
+    return fma_probe<T, Arch>::flops(steps_) / median(probes_.thread) * 1e-9;
   }
-  /// Share of one core's peak that calls of `flops` operations reached.
-  [[nodiscard]] double of_peak(double flops) const {
-    const double peak = fma_probe<T, Arch>::flops(steps_) / trimmed_mean(probes_);
-    return flops / trimmed_mean(times_) / peak;
+  /// Share of the peak of `threads` cores that calls of `flops` operations reached. The time that
+  /// one thread ran says nothing about several: there it is the time that passed.
+  [[nodiscard]] double of_peak(double flops, int threads = 1) const {
+    const double probe = fma_probe<T, Arch>::flops(steps_);
+    if (threads == 1) {
+      return flops / trimmed_mean(times_.thread) / (probe / trimmed_mean(probes_.thread));
+    }
+    return flops / trimmed_mean(times_.wall) / (probe / trimmed_mean(probes_.wall)) / threads;
+  }
+  /// How much of the time that passed this thread ran; the rest went to other programs.
+  [[nodiscard]] double share_of_core() const {
+    return trimmed_mean(times_.thread) / trimmed_mean(times_.wall);
   }
 
  private:
-  static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
-  static double seconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double>(now() - begin).count();
+  struct spell {
+    double wall, thread;  // seconds that passed, seconds that this thread ran
+  };
+  struct spells {
+    std::vector<double> wall, thread;
+  };
+
+  static void add(spells& all, const spell& one, double parts) {
+    all.wall.push_back(one.wall / parts);
+    all.thread.push_back(one.thread / parts);
   }
-  static double probe_seconds(index_t steps) {
-    const auto begin = now();
-    fma_probe<T, Arch>::run(steps);
-    return seconds_since(begin);
+  static double seconds(clockid_t id) {
+    timespec t{};
+    clock_gettime(id, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+  }
+  template <class Work>
+  static spell timed(const Work& work) {
+    const double wall = seconds(CLOCK_MONOTONIC), thread = seconds(CLOCK_THREAD_CPUTIME_ID);
+    work();
+    const double thread_end = seconds(CLOCK_THREAD_CPUTIME_ID);
+    return {seconds(CLOCK_MONOTONIC) - wall, thread_end - thread};
+  }
+  static spell run_probe(index_t steps) {
+    return timed([&] { fma_probe<T, Arch>::run(steps); });
   }
 
   index_t calls_;  // per timed section
   index_t steps_ = 0;
-  std::vector<double> times_, probes_;
+  spells times_, probes_;
 };
 
 }  // namespace attn::bench

@@ -36,7 +36,7 @@ std::string find_tensor(const safetensors_file& file, const std::string& letter,
     if (lower_case(name) == letter || lower_case(name) == word) return name;
   }
   throw safetensors_error(file.path().string() + ": has no tensor \"" + letter + "\" or \"" + word +
-                          "\"; --tensors can name another");
+                          "\" (see --tensors)");
 }
 
 template <class T>

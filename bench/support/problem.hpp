@@ -3,8 +3,11 @@
 // Queries, keys and values of one comparison, read from a file or made up.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -22,7 +25,7 @@ struct problem_shape {
 
   /// Keys that query i may attend to: [0, keys(i)).
   [[nodiscard]] index_t keys(index_t i) const {
-    return causal ? rule().keys(0, 0, i, n_kv).end : n_kv;
+    return causal ? std::max<index_t>(0, rule().keys(0, 0, i, n_kv).end) : n_kv;
   }
 
   /// Pairs of a query and a key that it may attend to, over all heads and batches.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "support/report.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -101,6 +102,14 @@ std::string table_footing(const comparison_setup& setup, const std::vector<compa
               : print("%td of %td rows of each head", setup.checked_rows, n.n_q);
   text += "; relative: of the whole, |o - ref| / |ref|.\n";
   text += print("One core reads K and V at %.1f GB/s.\n", setup.read_gb_per_second);
+  double share = 1;
+  for (const auto& row : rows) share = std::min(share, row.share_of_core);
+  if (share < 0.95) {
+    text +=
+        print("Other programs took up to %.0f%% of the core: ms and GFLOP/s suffer, the share of "
+              "the peak does not.\n",
+              (1 - share) * 100);
+  }
   return text;
 }
 
@@ -122,7 +131,8 @@ nlohmann::json json_report(const comparison_setup& setup, const std::vector<comp
                {"relative_error", row.error.relative},
                {"runs", row.runs},
                {"flops", row.flops},
-               {"peak_gflops_per_core", row.peak_gflops}};
+               {"peak_gflops_per_core", row.peak_gflops},
+               {"share_of_core", row.share_of_core}};
     if (row.extra_bytes) entry["peak_extra_bytes"] = *row.extra_bytes;
     methods.push_back(std::move(entry));
   }

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+//
+// Every exact method of attn_compare, in every type, against the double reference.
+#include "support/catch.hpp"
+#include "support/method.hpp"
+#include "support/oracle.hpp"
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include <Eigen/Core>
+
+using namespace attn::bench;
+
+namespace {
+
+// Normal noise keeps |v| under 6; half types are rounded on the way out.
+template <class T>
+constexpr double bound() {
+  if constexpr (std::is_same_v<T, double>) return 1e-14;
+  if constexpr (std::is_same_v<T, Eigen::half>) return 6 * 0x1p-11;
+  if constexpr (std::is_same_v<T, Eigen::bfloat16>) return 6 * 0x1p-8;
+  return 1e-5;
+}
+
+bool is_exact(const std::string& name) {
+  return name == "eigen" || name == "eigen-blocked" || name == "dense";
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("methods: the exact ones agree with the reference", "", float, double,
+                   Eigen::half, Eigen::bfloat16) {
+  const problem_shape shapes[] = {
+      {1, 1, 1, 1, 1, 1, 1, false},      {2, 3, 3, 50, 50, 16, 16, false},
+      {1, 4, 2, 150, 70, 8, 24, false},  // grouped heads, d_v is not d_qk
+      {1, 2, 1, 300, 300, 32, 32, true}, {1, 2, 2, 40, 200, 16, 8, true},
+      {1, 1, 1, 200, 30, 16, 16, true},  // the first 170 queries see no key
+  };
+  for (const problem_shape& shape : shapes) {
+    const auto p = random_problem<TestType>(shape, 5);
+    const oracle reference(p);
+    REQUIRE(reference.rows() == shape.n_q);
+    for (const auto& m : all_methods<TestType>()) {
+      if (!is_exact(std::string(m.name))) continue;
+      for (const int threads : {1, 3}) {
+        CAPTURE(m.name, shape.n_q, shape.n_kv, shape.causal, threads);
+        REQUIRE(m.obstacle(shape).empty());
+        CHECK(m.flops(shape) == shape.flops());
+        aligned_vector<TestType> elements(
+            static_cast<std::size_t>(shape.n_batch * shape.n_heads * shape.n_q * shape.d_v),
+            static_cast<TestType>(std::numeric_limits<float>::quiet_NaN()));
+        const auto out =
+            attn::bhld(elements.data(), shape.n_batch, shape.n_heads, shape.n_q, shape.d_v);
+        const auto call = m.prepare(p, out, threads);
+        call();
+        const double first = reference.compare<TestType>(out).largest;
+        CHECK(first < bound<TestType>());
+        call();  // scratch is reused
+        CHECK(reference.compare<TestType>(out).largest == first);
+      }
+    }
+  }
+}
+
+TEST_CASE("methods: names are unique and fit the table") {
+  const auto methods = all_methods<float>();
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    CHECK(methods[i].name.size() <= 16);
+    CHECK(methods[i].summary.size() <= 90);
+    for (std::size_t j = 0; j < i; ++j) CHECK(methods[i].name != methods[j].name);
+  }
+}
+
+TEST_CASE("methods: plain Eigen says no to a score matrix of many GiB, the others run") {
+  const problem_shape shape{1, 1, 1, 100'000, 100'000, 64, 64};
+  for (const auto& m : all_methods<float>()) {
+    CHECK(m.obstacle(shape).empty() == (m.name != "eigen"));
+  }
+}
