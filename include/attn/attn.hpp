@@ -6,6 +6,7 @@
 #include <attn/attention_state.hpp>
 #include <attn/context.hpp>
 #include <attn/dense_attention.hpp>
+#include <attn/dense_attention_backward.hpp>
 #include <attn/dense_options.hpp>
 #include <attn/eigen.hpp>
 #include <attn/error.hpp>

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include <attn/context.hpp>
+#include <attn/dense_attention_backward.hpp>
 #include <attn/dense_options.hpp>
 #include <attn/detail/dense_attention_checks.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
