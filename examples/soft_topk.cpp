@@ -2,6 +2,7 @@
 //
 // Shortens a sequence of 12 word vectors to 3 by their scores, softly, so that the scores learn.
 #include <attn/soft_topk.hpp>
+#include <attn/topk_baselines.hpp>
 
 #include <cstdio>
 
@@ -18,7 +19,7 @@ int main() {
                           "the", "bank", "of",  "the",  "river", "."};
   row_matrix x(n, d);
   for (index_t i = 0; i < n; ++i)
-    for (index_t c = 0; c < d; ++c) x(i, c) = static_cast<float>(i == c * 3);
+    for (index_t c = 0; c < d; ++c) x(i, c) = static_cast<float>((i * (c + 3) + c) % 7) - 3;
   Eigen::VectorXf scores(n);
   scores << 0.1f, 0.4f, 0.9f, 0.6f, 0.3f, 0.1f, 0.1f, 0.8f, 0.1f, 0.1f, 0.7f, 0.05f;
 
@@ -47,6 +48,16 @@ int main() {
   row_matrix again(k, d);
   Eigen::VectorXf pooled_scores(k);
   attn::soft_topk(x, scores, again, pooled_scores);
+
+  // How near that is to the three best words themselves (1 is all of them), and how near an
+  // iterative soft top-k comes, which takes as many passes over x as there are slots.
+  row_matrix best(k, d), iterative(k, d);
+  attn::hard_topk(x, scores, best, pooled_scores);
+  const double alpha = attn::iterative_topk_options::tuned_alpha(n);
+  attn::iterative_topk(x, scores, iterative, pooled_scores, {.alpha = alpha});
+  std::printf("nCCS: tournament %.3f, iterative %.3f\n",
+              attn::chamfer_cosine_similarity(best, pooled),
+              attn::chamfer_cosine_similarity(best, iterative));
 
   const bool champions_stay_in_order = t.champion(0, 0, 0) < t.champion(0, 0, 1);
   return champions_stay_in_order && again == pooled ? 0 : 1;

@@ -3,84 +3,21 @@
 // Soft top-k by a Successive Halving tournament.
 #pragma once
 
-#include <array>
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
-#include <string>
+#include <limits>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include <attn/context.hpp>
-#include <attn/detail/checks.hpp>
+#include <attn/detail/soft_topk_checks.hpp>
 #include <attn/detail/soft_topk_kernel.hpp>
 #include <attn/eigen.hpp>
-#include <attn/score_rule.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
 
 namespace attn {
-
-namespace detail {
-
-inline void check_topk_strength(std::string_view function, const soft_topk_options& options) {
-  const bool exponential = options.boost == topk_boost::exponential;
-  const double lowest = exponential ? 1 : 0;
-  if (std::isfinite(options.strength) && options.strength > lowest) return;
-  raise_option(function, "strength", to_text(options.strength),
-               std::string("a finite number above ") + (exponential
-                                                            ? "1 (base of topk_boost::exponential)"
-                                                            : "0 (factor of topk_boost::scaled)"));
-}
-
-// 1 <= k <= n, and k <= lengths[b] <= n.
-inline void check_topk_lengths(std::string_view function, std::span<const index_t> lengths,
-                               index_t n_batch, index_t n, index_t k) {
-  if (k < 1 || k > n) {
-    raise_option(function, "k", std::to_string(k),
-                 n < 1 ? "scores that are not of length 0"
-                       : "1 to " + std::to_string(n) + " (length of scores)");
-  }
-  if (lengths.empty()) return;
-  check_count(function, "lengths", lengths, n_batch, "batch of scores");
-  for (std::size_t b = 0; b < lengths.size(); ++b) {
-    if (lengths[b] >= k && lengths[b] <= n) continue;
-    raise_option(function, "lengths[" + std::to_string(b) + "]", std::to_string(lengths[b]),
-                 std::to_string(k) + " to " + std::to_string(n) + " (k to length of scores)");
-  }
-}
-
-template <class T>
-void check_topk_scores(std::string_view function, const tensor_view<T>& scores) {
-  check_view(function, "scores", scores, access::read);
-  check_extent(function, "scores", scores, 3, 1, "one score per position");
-}
-
-// `x` has the extents [B, H, length, dim]; the reasons say where length and dim come from.
-template <class T>
-void check_topk_operand(std::string_view function, std::string_view argument,
-                        const tensor_view<T>& x, access mode, std::array<index_t, 4> expected,
-                        std::string_view length_reason, std::string_view dim_reason) {
-  check_view(function, argument, x, mode);
-  check_extent(function, argument, x, 0, expected[0], "batch of scores");
-  check_extent(function, argument, x, 1, expected[1], "heads of scores");
-  check_extent(function, argument, x, 2, expected[2], length_reason);
-  check_extent(function, argument, x, 3, expected[3], dim_reason);
-}
-
-inline constexpr std::string_view per_position = "length of scores";
-inline constexpr std::string_view per_slot = "slots of the tournament";
-
-[[nodiscard]] inline index_t length_of(const soft_topk_options& options, index_t b,
-                                       index_t n) noexcept {
-  return options.lengths.empty() ? n : options.lengths[static_cast<std::size_t>(b)];
-}
-
-template <class X, class Y>
-concept same_element =
-    std::is_same_v<std::remove_cv_t<element_t<X>>, std::remove_cv_t<element_t<Y>>>;
-
-}  // namespace detail
 
 /// The plan of a Successive Halving soft top-k: from scores alone, the one slot of k that every
 /// source ends in, and its weight there.
@@ -273,28 +210,10 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
   using T = std::remove_cv_t<element_t<X>>;
   using S = simd::compute_t<T>;
   using D = std::remove_cv_t<element_t<PV>>;
-  const tensor_view<const T> xv = view(x);
-  const auto v = view(scores);
-  const tensor_view<T> out = view(pooled);
-  const tensor_view<D> out_scores = view(pooled_scores);
   constexpr std::string_view function = "soft_topk";
-  detail::check_topk_scores(function, v);
-  const index_t n_batch = v.extent(0), n_heads = v.extent(1), n = v.extent(2);
-  const index_t k = out.extent(2), d = xv.extent(3);
-  using detail::access;
-  detail::check_topk_operand(function, "x", xv, access::read, {n_batch, n_heads, n, d},
-                             detail::per_position, "");
-  detail::check_topk_operand(function, "pooled", out, access::write, {n_batch, n_heads, k, d}, "",
-                             "dim of x");
-  detail::check_topk_operand(function, "pooled_scores", out_scores, access::write,
-                             {n_batch, n_heads, k, 1}, "length of pooled", "one score per slot");
+  const detail::topk_call call(function, view(x), view(scores), view(pooled), view(pooled_scores),
+                               options.lengths);
   detail::check_topk_strength(function, options);
-  detail::check_topk_lengths(function, options.lengths, n_batch, n, k);
-  detail::check_disjoint(function, "pooled", out, "x", xv);
-  detail::check_disjoint(function, "pooled", out, "scores", v);
-  detail::check_disjoint(function, "pooled_scores", out_scores, "x", xv);
-  detail::check_disjoint(function, "pooled_scores", out_scores, "scores", v);
-  detail::check_disjoint(function, "pooled_scores", out_scores, "pooled", out);
 
   // Everything a row needs, in the order in which each task cuts it again.
   struct parts {
@@ -306,19 +225,21 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
           scratch(detail::cut_scratch(memory, sources, slots)), sums(memory.cut<S>(dim)) {}
   };
   detail::memory_cutter bytes(nullptr);
-  (void)parts(bytes, n, k, d);
-  ctx.run(n_batch * n_heads, 1, bytes.used(),
+  (void)parts(bytes, call.n, call.k, call.d);
+  ctx.run(call.n_batch * call.n_heads, 1, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
             for (index_t first, last; queue.next(first, last);) {
-              const index_t b = first / n_heads, h = first % n_heads;
+              const index_t b = first / call.n_heads, h = first % call.n_heads;
               detail::memory_cutter cutter(memory);
-              const parts p(cutter, detail::length_of(options, b, n), k, d);
-              detail::read_scores<Arch>(&v(b, h, 0, 0), v.stride(2), p.row, p.scratch);
+              const parts p(cutter, detail::length_of(options.lengths, b, call.n), call.k, call.d);
+              detail::read_scores<Arch>(&call.scores(b, h, 0, 0), call.scores.stride(2), p.row,
+                                        p.scratch);
               detail::play_tournament<Arch>(p.row, p.scratch, options);
-              detail::pool_slots<Arch, S, T>(p.row, detail::matrix_of(xv, b, h),
-                                             detail::matrix_of(out, b, h), d, 0, k, p.sums);
-              for (index_t r = 0; r < k; ++r) {
-                out_scores(b, h, r, 0) = static_cast<D>(p.row.slot_score[r]);
+              detail::pool_slots<Arch, S, T>(p.row, detail::matrix_of(call.x, b, h),
+                                             detail::matrix_of(call.pooled, b, h), call.d, 0,
+                                             call.k, p.sums);
+              for (index_t r = 0; r < call.k; ++r) {
+                call.pooled_scores(b, h, r, 0) = static_cast<D>(p.row.slot_score[r]);
               }
             }
           });
