@@ -238,24 +238,26 @@ class tile_fold {
 
   // Scores of all runs into S, −inf where forbidden or in no run.
   void all_scores(const key_run* runs, int n_runs) noexcept {
-    std::fill_n(w_.s, b_.n_keys * QS, -infinity);
-    alignas(64) T zero[QS] = {};
+    alignas(64) const T zero[QS] = {};
+    if (n_runs != 1 || runs[0].last - runs[0].first != b_.n_keys || runs[0].v1 - runs[0].v0 != NR) {
+      std::fill_n(w_.s, b_.n_keys * QS, -infinity);
+    }
     for (int r = 0; r < n_runs; ++r) {
       const key_run& run = runs[r];
-      for (index_t first = run.first; first < run.last; first += MR) {
-        alignas(64) T group[MR * QS];
-        const index_t last = std::min(run.last, first + MR);
-        qk_operands<T> a = operands({first, last, 0, NR, run.masked});
-        a.p = group;
-        tiles::qk_scores<T, Arch, NR>(a, zero);
-        for (index_t key = first; key < last; ++key) {
-          for (int j = run.v0 * W; j < run.v1 * W; j += W) {
-            B x = simd::load<T, Arch>(group + (key - first) * QS + j);
-            if (run.masked) {
-              if constexpr (HasBias) x = x + bias(key, j);
-              x = xsimd::select(permission(key, j) == B(T(0)), x, B(-infinity));
-            }
-            x.store_aligned(w_.s + key * QS + j);
+      qk_operands<T> a = operands({run.first, run.last, 0, NR, run.masked});
+      a.p = w_.s + run.first * QS;
+      tiles::qk_scores<T, Arch, NR>(a, zero);
+      const bool as_they_are = !run.masked && run.v1 - run.v0 == NR;
+      for (index_t key = run.first; key < run.last && !as_they_are; ++key) {
+        for (int v = 0; v < NR; ++v) {
+          const int j = v * W;
+          T* s = w_.s + key * QS + j;
+          if (v < run.v0 || v >= run.v1) {
+            B(-infinity).store_aligned(s);
+          } else if (run.masked) {
+            B x = simd::load<T, Arch>(s);
+            if constexpr (HasBias) x = x + bias(key, j);
+            xsimd::select(permission(key, j) == B(T(0)), x, B(-infinity)).store_aligned(s);
           }
         }
       }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include <attn/detail/packing.hpp>
@@ -66,6 +65,18 @@ struct bias_tile {
   static constexpr index_t staging_stride = key_block + 16;
 };
 
+/// Asks for the part of a mask or bias that the next block of keys will need: each row of it is a
+/// stream of its own, too many for the hardware to follow.
+template <class Stored>
+void prefetch_rows(const Stored* p, index_t row, index_t n_rows, index_t n_keys) noexcept {
+  constexpr index_t line = 64 / static_cast<index_t>(sizeof(Stored));
+  for (index_t i = 0; i < n_rows; ++i) {
+    for (index_t j = 0; j < n_keys; j += line) {
+      __builtin_prefetch(p + i * row + n_keys + j, 0, 2);
+    }
+  }
+}
+
 /// Rules whose keys() says all have nothing to add.
 template <class Arch, class T, score_rule Rule>
 requires(Rule::kind == rule_kind::range) tile_effect add_bias(const Rule&, bias_tile<T>&)
@@ -75,29 +86,19 @@ template <class Arch, class T>
 tile_effect add_bias(const boolean_mask& rule, bias_tile<T>& t) noexcept {
   const index_t row = step(rule.allowed, 2), column = step(rule.allowed, 3);
   const bool* mask = rule.at(t.b, t.h, t.i0, t.j0);
-  // 1. Most blocks of real masks are all true or all false: look first, 8 keys at a time.
-  bool any = false, every = true;
+  // 1. Most blocks of real masks are all true or all false: look first.
+  if (column == 1 && row != 0) prefetch_rows(mask, row, t.n_rows, t.n_keys);
+  simd::bool_summary<Arch> seen;
   const index_t n_different = row == 0 ? 1 : t.n_rows;
   for (index_t i = 0; i < n_different; ++i) {
     const bool* m = mask + i * row;
-    index_t j = 0;
-    if (column == 1) {
-      for (; j + 8 <= t.n_keys; j += 8) {
-        std::uint64_t eight;
-        std::memcpy(&eight, m + j, 8);
-        any |= eight != 0;
-        every &= eight == 0x0101010101010101u;
-      }
-    }
-    const index_t end = column == 0 ? std::min<index_t>(1, t.n_keys) : t.n_keys;
-    for (; j < end; ++j) {
-      any |= m[j * column];
-      every &= m[j * column];
-    }
-    if (any && !every) break;
+    if (column == 1)
+      seen.add(m, t.n_keys);
+    else
+      for (index_t j = 0; j < (column == 0 ? 1 : t.n_keys); ++j) seen.add(m[j * column]);
   }
-  if (!any) return tile_effect::none;
-  if (every) return tile_effect::all;
+  if (!seen.any()) return tile_effect::none;
+  if (seen.every()) return tile_effect::all;
   // 2. Rows of 0 and −inf, then transposed.
   constexpr int W = simd::width<T, Arch>;
   for (index_t i = 0; i < t.n_rows; ++i) {
@@ -119,12 +120,9 @@ template <class Arch, class T, class Stored>
 tile_effect add_bias(const additive_bias<Stored>& rule, bias_tile<T>& t) noexcept {
   const index_t row = step(rule.bias, 2), column = step(rule.bias, 3);
   const Stored* bias = rule.at(t.b, t.h, t.i0, t.j0);
-  if constexpr (std::is_same_v<Stored, T>) {
-    if (column == 1) {
-      t.template put_staged<Arch>(bias, row);
-      return tile_effect::some;
-    }
-  }
+  if (column == 1 && row != 0) prefetch_rows(bias, row, t.n_rows, t.n_keys);
+  // Rows of a large bias often lie a multiple of 4 KB apart, in one set of L1: transposing 16 of
+  // them in place would miss at each step, so they are copied first.
   copy_rows<T, Arch>(bias, row, column, t.n_rows, t.n_keys, t.staging,
                      bias_tile<T>::staging_stride);
   t.template put_staged<Arch>(t.staging, bias_tile<T>::staging_stride);
@@ -135,14 +133,13 @@ template <class Arch, class T>
 tile_effect add_bias(const alibi_bias& rule, bias_tile<T>& t) noexcept {
   using B = simd::batch<T, Arch>;
   constexpr int W = simd::width<T, Arch>;
-  const B slope(static_cast<T>(rule.slopes[static_cast<std::size_t>(t.h)]));
-  const B lane = simd::iota<T, Arch>();
-  for (index_t key = 0; key < t.n_keys; ++key) {
-    for (index_t r = 0; r < t.n_rows; r += W) {
-      // The integer part is exact; a distance is only rounded where T can't hold it.
-      const index_t first = saturating_add(saturating_add(t.i0 + r, rule.offset), -(t.j0 + key));
-      const B distance = lane + B(static_cast<T>(first));
-      t.template put<Arch>(key, r, -(slope * xsimd::abs(distance)));
+  const B negative_slope(-static_cast<T>(rule.slopes[static_cast<std::size_t>(t.h)]));
+  for (index_t r = 0; r < t.n_rows; r += W) {
+    // Distances are exact as long as T holds them.
+    const index_t first = saturating_add(saturating_add(t.i0 + r, rule.offset), -t.j0);
+    const B distance = B(static_cast<T>(first)) + simd::iota<T, Arch>();
+    for (index_t key = 0; key < t.n_keys; ++key) {
+      t.template put<Arch>(key, r, negative_slope * xsimd::abs(distance - B(static_cast<T>(key))));
     }
   }
   t.written = true;

@@ -11,6 +11,7 @@
 #include <Eigen/Core>
 
 #include <attn/simd/batch.hpp>
+#include <attn/view.hpp>
 
 namespace attn::simd {
 
@@ -66,6 +67,39 @@ ATTN_INLINE void store_as(Stored* p, const batch<T, Arch>& x) noexcept {
     for (int i = 0; i < width<T, Arch>; ++i) p[i] = static_cast<Stored>(lanes[i]);
   }
 }
+
+/// Whether any and whether all of the bools of some rows are true.
+template <class Arch>
+class bool_summary {
+  using bytes = batch<std::uint8_t, Arch>;
+
+ public:
+  ATTN_INLINE void add(const bool* p, index_t n) noexcept {
+    constexpr int width = static_cast<int>(bytes::size);
+    const auto* raw = reinterpret_cast<const std::uint8_t*>(p);
+    index_t i = 0;
+    for (; i + width <= n; i += width) {
+      const bytes x = bytes::load_unaligned(raw + i);
+      any_ = any_ | x;
+      every_ = every_ & x;
+    }
+    for (; i < n; ++i) add(p[i]);
+  }
+  ATTN_INLINE void add(bool x) noexcept {
+    tail_any_ |= x;
+    tail_every_ &= x;
+  }
+  [[nodiscard]] ATTN_INLINE bool any() const noexcept {
+    return tail_any_ || xsimd::any(any_ != bytes(std::uint8_t{0}));
+  }
+  [[nodiscard]] ATTN_INLINE bool every() const noexcept {
+    return tail_every_ && xsimd::all(every_ == bytes(std::uint8_t{1}));
+  }
+
+ private:
+  bytes any_ = bytes(std::uint8_t{0}), every_ = bytes(std::uint8_t{1});  // {} would be a list of lanes
+  bool tail_any_ = false, tail_every_ = true;
+};
 
 /// W bools as numbers to add to scores: true is 0, false is −inf.
 template <class T, class Arch>
