@@ -163,6 +163,8 @@ int main(int argc, char** argv) {
   CLI::App app("Compares attention methods in time, memory and error, on tensors q, k, v\n"
                "[batch, heads, length, dim] of a .safetensors file or on normal noise.",
                "attn_compare");
+  app.footer("Bad input gets one line on stderr and exit code 2.\n"
+             "docs/attn_compare.md explains the columns and the keys of the JSON.");
   app.add_option("FILE", o.file, "A .safetensors file with q, k and v (F16, BF16, F32 or F64)");
   app.add_option("--random", o.random, "Normal noise of this shape instead of a file")
       ->type_name("B,H,L,D");

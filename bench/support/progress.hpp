@@ -14,6 +14,11 @@ namespace attn::bench {
 /// elsewhere only what takes long is said, on lines of its own.
 class progress {
  public:
+  progress() = default;
+  progress(const progress&) = delete;
+  progress& operator=(const progress&) = delete;
+  ~progress() { clear(); }  // also before the message of an exception
+
   /// `seconds` is how long the step will take, as far as known; 0 if it is not.
   void show(const std::string& text, double seconds = 0) {
     if (terminal_) {
@@ -23,7 +28,7 @@ class progress {
     }
     std::fflush(stderr);
   }
-  void clear() {
+  void clear() const {
     if (terminal_) std::fprintf(stderr, "\r\033[K");
   }
 
