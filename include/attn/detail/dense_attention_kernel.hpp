@@ -17,6 +17,7 @@
 #include <attn/detail/packing.hpp>
 #include <attn/detail/query_tile.hpp>
 #include <attn/detail/score_bias.hpp>
+#include <attn/detail/tile_ranges.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/simd/fp_environment.hpp>
 #include <attn/simd/math.hpp>
@@ -170,14 +171,6 @@ class dense_worker {
     }
   }
 
-  // Keys that rows may attend to, exactly per row and summed up.
-  struct tile_ranges {
-    key_range any;  // some row may see keys outside of it: none does
-    key_range all;  // every row sees the keys in it, as far as ranges go
-    std::array<key_range, 3> vector_any, vector_all;
-    std::array<key_range, size::max_rows> lane;
-  };
-
   void enter_head(index_t b, index_t h) noexcept {
     if (b == b_ && h == h_) return;
     if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) {
@@ -232,7 +225,7 @@ class dense_worker {
 
   void begin(int i, index_t row0, index_t rows, int nr) noexcept {
     query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
-    tile_ranges& ranges = ranges_[static_cast<std::size_t>(i)];
+    tile_ranges<T, Arch>& ranges = ranges_[static_cast<std::size_t>(i)];
     const index_t qs = nr * W;
     t.n_vectors = nr, t.first_row = row0, t.n_rows = rows;
     // 1. Queries, scaled and transposed.
@@ -243,40 +236,18 @@ class dense_worker {
     else
       q_.read(row0, rows, c_.d_qk, rows_, c_.d_qk);
     transpose_in<T, Arch>(source, stride, rows, c_.d_qk, c_.scale, t.qt, qs);
-    // 2. Ranges of keys. Padding lanes see what there is, so that they never mask a block.
-    ranges.any = {c_.n_kv, 0};
-    ranges.all = {0, c_.n_kv};
-    bool some_waiting = false;
-    for (int v = 0; v < nr; ++v) {
-      key_range any{c_.n_kv, 0}, all{0, c_.n_kv};
-      for (int r = v * W; r < (v + 1) * W; ++r) {
-        const auto lane = static_cast<std::size_t>(r);
-        key_range keys{0, c_.n_kv};
-        const bool padding = r >= rows;
-        if (!padding) keys = rule_.keys(b_, h_, row0 + r, c_.n_kv);
-        keys.begin = std::max<index_t>(keys.begin, 0);
-        keys.end = std::min(keys.end, c_.n_kv);
-        if (keys.begin >= keys.end) keys = {0, 0};
-        ranges.lane[lane] = keys;
-        all.begin = std::max(all.begin, keys.begin);
-        all.end = std::min(all.end, keys.end);
-        const bool waits = !padding && keys.begin < keys.end;
-        t.waiting[r] = waits ? T(1) : T(0);
-        some_waiting |= waits;
-        if (waits) {
-          any.begin = std::min(any.begin, keys.begin);
-          any.end = std::max(any.end, keys.end);
-        }
-      }
-      ranges.vector_any[static_cast<std::size_t>(v)] = any;
-      ranges.vector_all[static_cast<std::size_t>(v)] = all;
-      ranges.any = {std::min(ranges.any.begin, any.begin), std::max(ranges.any.end, any.end)};
-      ranges.all = {std::max(ranges.all.begin, all.begin), std::min(ranges.all.end, all.end)};
+    // 2. Ranges of keys; a lane that sees none has nothing to wait for.
+    ranges.assign(rule_, b_, h_, row0, rows, nr, c_.n_kv, [](int) { return false; });
+    t.any_waiting = false;
+    for (int r = 0; r < qs; ++r) {
+      const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
+      const bool waits = r < rows && keys.begin < keys.end;
+      t.waiting[r] = waits ? T(1) : T(0);
+      t.any_waiting |= waits;
     }
     // 3. Empty state.
     std::fill_n(t.l, qs, T(0));
     std::fill_n(t.negm, qs, T(0));
-    t.any_waiting = some_waiting;
     t.has_output = false;
   }
 
@@ -284,10 +255,9 @@ class dense_worker {
   template <int NR>
   void fold(int i, index_t k0, bool& v_checked) noexcept {
     query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
-    const tile_ranges& ranges = ranges_[static_cast<std::size_t>(i)];
+    const tile_ranges<T, Arch>& ranges = ranges_[static_cast<std::size_t>(i)];
     const index_t k1 = k0 + block_.n_keys;
-    const bool in_all_ranges = ranges.all.begin <= k0 && k1 <= ranges.all.end;
-    const bool whole = in_all_ranges && block_.n_keys % MR == 0;
+    const bool whole = ranges.all_see(k0, k1) && block_.n_keys % MR == 0;
     tile_fold<T, Arch, NR, has_bias> fold(t, block_, scratch_, c_.d_qk, c_.d_v);
 
     bias_tile<T> pairs{scratch_.bias, staging_, NR * W, b_,           h_,
@@ -298,7 +268,7 @@ class dense_worker {
       pairs.n_keys = std::min(k1, ranges.any.end) - k0;
       effect = add_bias<Arch>(rule_, pairs);
       if (effect == tile_effect::none) return;
-      if (effect == tile_effect::some || !whole) finish_bias<NR>(ranges, pairs);
+      if (effect == tile_effect::some || !whole) ranges.complete(pairs);
     }
     if (effect == tile_effect::all && whole && c_.softcap == T(0) &&
         Rule::kind != rule_kind::function) {
@@ -312,97 +282,34 @@ class dense_worker {
       block_.n_keys = k1 - k0;
       return;
     }
-    std::array<key_run, key_block / 4 + 1> runs;
-    const int n = has_bias ? bias_runs<NR>(ranges, k0, runs) : range_runs<NR>(ranges, k0, runs);
-    if constexpr (!has_bias) set_bounds<NR>(t, ranges, k0);
-    fold.fold(runs.data(), n);
-  }
-
-  // The groups of keys of a block that some vector sees, and whether all its lanes do.
-  template <int NR, class Runs>
-  [[nodiscard]] int range_runs(const tile_ranges& ranges, index_t k0, Runs& runs) const noexcept {
-    int n = 0;
-    const index_t end = std::min(k0 + block_.n_keys, ranges.any.end) - k0;
-    const index_t begin = std::max<index_t>(0, ranges.any.begin - k0) / MR * MR;
-    for (index_t g = begin; g < end; g += MR) {
-      const index_t first = k0 + g, last = first + MR;
-      int v0 = 0, v1 = NR;
-      const auto sees = [&](int v) {
-        const key_range any = ranges.vector_any[static_cast<std::size_t>(v)];
-        return any.begin < last && any.end > first;
-      };
-      while (v0 < v1 && !sees(v0)) ++v0;
-      while (v1 > v0 && !sees(v1 - 1)) --v1;
-      if (v0 == v1) continue;
-      bool masked = g + MR > end;
-      for (int v = v0; v < v1; ++v) {
-        const key_range all = ranges.vector_all[static_cast<std::size_t>(v)];
-        masked |= all.begin > first || all.end < last;
+    if constexpr (has_bias) {
+      const key_range seen = ranges.seen_of(k0, k1);
+      const key_run run{seen.begin, seen.end, 0, NR, true};
+      fold.fold(&run, 1);
+    } else {
+      typename tile_ranges<T, Arch>::run_list runs;
+      int n = ranges.runs(k0, k1, runs);
+      // Without a mask the products take whole groups: the keys behind the last one are a run.
+      if (n > 0) {
+        key_run& last = runs[static_cast<std::size_t>(n - 1)];
+        const index_t rest = (last.last - last.first) % MR;
+        if (!last.masked && rest > 0) {
+          const key_run tail{last.last - rest, last.last, last.v0, last.v1, true};
+          last.last -= rest;
+          if (last.first == last.last)
+            last = tail;
+          else
+            runs[static_cast<std::size_t>(n++)] = tail;
+        }
       }
-      append(runs, n, {g, std::min(g + MR, end), v0, v1, masked});
-    }
-    return n;
-  }
-
-  template <int NR, class Runs>
-  [[nodiscard]] int bias_runs(const tile_ranges& ranges, index_t k0, Runs& runs) const noexcept {
-    const index_t end = std::min(k0 + block_.n_keys, ranges.any.end) - k0;
-    const index_t begin = std::max<index_t>(0, ranges.any.begin - k0) / MR * MR;
-    runs[0] = {begin, end, 0, NR, true};
-    return 1;
-  }
-
-  template <class Runs>
-  static void append(Runs& runs, int& n, const key_run& run) noexcept {
-    if (n > 0) {
-      key_run& previous = runs[static_cast<std::size_t>(n - 1)];
-      if (previous.last == run.first && previous.v0 == run.v0 && previous.v1 == run.v1 &&
-          previous.masked == run.masked) {
-        previous.last = run.last;
-        return;
-      }
-    }
-    runs[static_cast<std::size_t>(n++)] = run;
-  }
-
-  // Ranges of the lanes from the start of the block, where T holds them exactly.
-  template <int NR>
-  void set_bounds(query_tile<T>& t, const tile_ranges& ranges, index_t k0) const noexcept {
-    for (int r = 0; r < NR * W; ++r) {
-      const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
-      t.lo[r] = static_cast<T>(std::clamp<index_t>(keys.begin - k0, 0, key_block));
-      t.hi[r] = static_cast<T>(std::clamp<index_t>(keys.end - k0, 0, key_block));
-    }
-  }
-
-  // Ranges and padding of the bias tile: −inf outside the range of a lane and past the last key.
-  template <int NR>
-  void finish_bias(const tile_ranges& ranges, bias_tile<T>& pairs) noexcept {
-    constexpr index_t qs = NR * W;
-    if (!pairs.written) std::fill_n(pairs.value, pairs.n_keys * qs, T(0));
-    pairs.written = true;
-    std::fill(pairs.value + pairs.n_keys * qs, pairs.value + (key_block + MR) * qs, -infinity);
-    if (ranges.all.begin <= pairs.j0 && pairs.j0 + pairs.n_keys <= ranges.all.end) return;
-    alignas(64) T lo[qs], hi[qs];
-    for (index_t r = 0; r < qs; ++r) {
-      const key_range keys = ranges.lane[static_cast<std::size_t>(r)];
-      lo[r] = static_cast<T>(std::clamp<index_t>(keys.begin - pairs.j0, 0, key_block));
-      hi[r] = static_cast<T>(std::clamp<index_t>(keys.end - pairs.j0, 0, key_block));
-    }
-    for (index_t key = 0; key < pairs.n_keys; ++key) {
-      const B at(static_cast<T>(key));
-      for (index_t r = 0; r < qs; r += W) {
-        const auto allowed =
-            (simd::load<T, Arch>(lo + r) <= at) & (at < simd::load<T, Arch>(hi + r));
-        T* x = pairs.value + key * qs + r;
-        xsimd::select(allowed, simd::load<T, Arch>(x), B(-infinity)).store_aligned(x);
-      }
+      ranges.bounds(k0, t.lo, t.hi);
+      fold.fold(runs.data(), n);
     }
   }
 
   // Softcap and the rule on scores s: [n_keys][QS].
   template <int NR>
-  void map_scores(T* s, const tile_ranges& ranges, bias_tile<T> pairs, tile_effect effect,
+  void map_scores(T* s, const tile_ranges<T, Arch>& ranges, bias_tile<T> pairs, tile_effect effect,
                   bool whole) const noexcept {
     constexpr index_t qs = NR * W;
     pairs.n_keys = block_.n_keys;
@@ -513,7 +420,7 @@ class dense_worker {
   key_value_block<T> block_{};
   tile_scratch<T> scratch_{};
   std::array<query_tile<T>, tiles_per_item> tiles_{};
-  std::array<tile_ranges, tiles_per_item> ranges_{};
+  std::array<tile_ranges<T, Arch>, tiles_per_item> ranges_{};
 };
 
 /// Runs the call over the threads of `ctx`.
