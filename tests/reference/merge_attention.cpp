@@ -15,7 +15,7 @@ merge_result merge_attention(const tensor& out_a, const tensor& lse_a, const ten
     for (index_t h = 0; h < out_a.extent(1); ++h) {
       for (index_t i = 0; i < out_a.extent(2); ++i) {
         const double la = lse_a(b, h, i, 0), lb = lse_b(b, h, i, 0);
-        const double m = std::max(la, lb);
+        const double m = std::isnan(lb) ? lb : std::max(la, lb);  // max(−inf, NaN) is −inf
         if (m == empty) continue;
         const double wa = std::exp(la - m), wb = std::exp(lb - m);
         r.lse(b, h, i, 0) = m + std::log(wa + wb);
