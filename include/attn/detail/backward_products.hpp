@@ -155,7 +155,12 @@ struct column_product {
 
 /// Keys x vectors of columns in registers: 24 or 12 accumulators, the vectors of a row of X, a key.
 template <class Arch>
-inline constexpr int column_keys = 6;
+inline constexpr int column_keys =
+#ifdef ATTN_CK
+    ATTN_CK;
+#else
+    6;
+#endif
 template <class Arch>
 inline constexpr int column_vectors = simd::registers<Arch> == 32 ? 4 : 2;
 

@@ -40,6 +40,12 @@ struct dense_backward_problem {
   [[nodiscard]] index_t group() const noexcept { return n_heads / n_heads_kv; }
 };
 
+#ifndef ATTN_WT
+#define ATTN_WT 4
+#endif
+/// Query tiles of one walk, which share each block of keys.
+inline constexpr int walk_tiles = ATTN_WT;
+
 template <class T, class Arch, score_rule Rule>
 class dense_backward_worker {
   using size = tile_size<T, Arch>;
@@ -51,7 +57,7 @@ class dense_backward_worker {
 
  public:
   /// Rows per walk.
-  static constexpr index_t walk_rows = tiles_per_item * QS;
+  static constexpr index_t walk_rows = walk_tiles * QS;
   /// Keys per item of dK and dV, where a head is cut.
   static constexpr index_t item_keys = 2 * key_block;
 
@@ -117,7 +123,7 @@ class dense_backward_worker {
     w_.padded = memory.take<T>(MR * std::max(c_.d_qk, c_.d_v));
     rows_ = memory.take<T>(QS * std::max(c_.d_qk, c_.d_v));
     one_ = memory.take<T>(QS);
-    const index_t wanted = std::min<index_t>(tiles_per_item, (c_.n_q + W - 1) / W);
+    const index_t wanted = std::min<index_t>(walk_tiles, (c_.n_q + W - 1) / W);
     for (index_t i = 0; i < wanted; ++i) {
       backward_tile<T, Arch>& t = tiles_[static_cast<std::size_t>(i)];
       t.qt = memory.take<T>(c_.d_qk * QS);
@@ -173,16 +179,20 @@ class dense_backward_worker {
     transpose_in<T, Arch>(t.q, ld_qk_, n, c_.d_qk, c_.scale, t.qt, QS);
     transpose_in<T, Arch>(t.d_out, ld_v_, n, c_.d_v, c_.scale, t.dot, QS);
     const row_source<T> out = c_.out(b_, h_);
-    out.read(row, n, c_.d_v, rows_, c_.d_v);
+    const T* o = rows_;
+    index_t ld_o = c_.d_v;
+    if (out.direct != nullptr)
+      o = out.direct + row * out.row_stride, ld_o = out.row_stride;
+    else
+      out.read(row, n, c_.d_v, rows_, c_.d_v);
     std::fill_n(t.neg_lse, QS, T(0));
     std::fill_n(t.neg_d, QS, T(0));
     for (index_t r = 0; r < n; ++r) {
       t.neg_lse[r] = -c_.lse(b_, h_, row + r, 0);
       t.neg_d[r] =
-          -c_.scale * dot_product<T, Arch>(t.d_out + r * ld_v_, rows_ + r * c_.d_v, c_.d_v);
+          -c_.scale * dot_product<T, Arch>(t.d_out + r * ld_v_, o + r * ld_o, c_.d_v);
     }
-    t.rows_finite = all_finite<T, Arch>(t.q, ld_qk_, n, c_.d_qk) &&
-                    all_finite<T, Arch>(t.d_out, ld_v_, n, c_.d_v);
+    t.rows_checked = false;
     t.has_d_q = false;
   }
 
@@ -225,13 +235,13 @@ class dense_backward_worker {
     }
     const key_run everything{seen.begin, seen.end, 0, t.ranges.n_vectors, true};
     if (is_mapped()) {
-      check_keys(k1 - k0);
+      look_for_non_finite(t, k1 - k0);
       if (has_bias) t.ranges.complete(pairs);
       return fold.fold_mapped(everything, [&](const key_run& run) { map_scores(t, pairs, run); });
     }
     if constexpr (has_bias) {
       if (effect == tile_effect::some) {
-        check_keys(k1 - k0);
+        look_for_non_finite(t, k1 - k0);
         t.ranges.complete(pairs);
         return fold.template fold<masking::bias>(everything);
       }
@@ -240,16 +250,23 @@ class dense_backward_worker {
     const int n = t.ranges.runs(k0, k1, runs);
     bool masked = false;
     for (int r = 0; r < n; ++r) masked |= runs[static_cast<std::size_t>(r)].masked;
-    if (masked) t.ranges.bounds(k0, t.lo, t.hi), check_keys(k1 - k0);
+    if (masked) t.ranges.bounds(k0, t.lo, t.hi), look_for_non_finite(t, k1 - k0);
     for (int r = 0; r < n; ++r) {
       fold.template fold<masking::range>(runs[static_cast<std::size_t>(r)]);
     }
   }
 
-  void check_keys(index_t n_keys) noexcept {
-    if (block_checked_) return;
-    block_.k_finite = all_finite<T, Arch>(block_.k, block_.ldk, n_keys, c_.d_qk);
-    block_checked_ = true;
+  // Before masked runs: whether forbidden pairs may simply be multiplied by their weight of 0.
+  void look_for_non_finite(backward_tile<T, Arch>& t, index_t n_keys) noexcept {
+    if (!block_checked_) {
+      block_.k_finite = all_finite<T, Arch>(block_.k, block_.ldk, n_keys, c_.d_qk);
+      block_checked_ = true;
+    }
+    if (!t.rows_checked) {
+      t.rows_finite = all_finite<T, Arch>(t.q, ld_qk_, t.n_rows, c_.d_qk) &&
+          all_finite<T, Arch>(t.d_out, ld_v_, t.n_rows, c_.d_v);
+      t.rows_checked = true;
+    }
   }
 
   // Softcap, rule and softmax on the scores of a run in w_.p; their slope.
@@ -305,8 +322,14 @@ class dense_backward_worker {
   void store_d_q(backward_tile<T, Arch>& t) noexcept {
     if (!t.has_d_q) std::fill_n(t.dqt, c_.d_qk * QS, T(0));
     std::fill_n(one_, QS, T(1));
-    transpose_out<T, Arch>(t.dqt, QS, t.n_rows, c_.d_qk, one_, rows_, c_.d_qk);
-    c_.dq(b_, h_).write(rows_, c_.d_qk, t.first_row, t.n_rows, c_.d_qk);
+    const row_sink<T> dq = c_.dq(b_, h_);
+    if (dq.direct != nullptr) {
+      transpose_out<T, Arch>(t.dqt, QS, t.n_rows, c_.d_qk, one_,
+                             dq.direct + t.first_row * dq.row_stride, dq.row_stride);
+    } else {
+      transpose_out<T, Arch>(t.dqt, QS, t.n_rows, c_.d_qk, one_, rows_, c_.d_qk);
+      dq.write(rows_, c_.d_qk, t.first_row, t.n_rows, c_.d_qk);
+    }
   }
 
   const dense_backward_problem<T>& c_;
@@ -320,7 +343,7 @@ class dense_backward_worker {
   bool block_checked_ = false;
   backward_block<T> block_{};
   backward_scratch<T> w_{};
-  std::array<backward_tile<T, Arch>, tiles_per_item> tiles_{};
+  std::array<backward_tile<T, Arch>, walk_tiles> tiles_{};
 };
 
 /// Runs the call over the threads of `ctx`.

@@ -111,28 +111,20 @@ class dense_worker {
       row += rows;
     }
     seen_end_ = seen.end;
-    // 2. Fold the blocks of keys.
-    for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
-      block_.v_finite = true;
-      bool checked = false;
-      for (int i = 0; i < n_tiles; ++i) {
-        const key_range any = ranges_[static_cast<std::size_t>(i)].any;
-        if (any.begin >= k0 + key_block || any.end <= k0) continue;
-        enter_block(k0, i);
-        switch (tiles_[static_cast<std::size_t>(i)].n_vectors) {
-        case 3:
-          fold<3>(i, k0, checked);
-          break;
-        case 2:
-          fold<2>(i, k0, checked);
-          break;
-        default:
-          fold<1>(i, k0, checked);
-        }
-      }
-    }
-    // 3. Normalise and write.
+    // 2. Fold the blocks of keys, normalise and write.
+    fold_blocks(0, n_tiles, seen);
     for (int i = 0; i < n_tiles; ++i) finish(i);
+    // 3. Weights may reach 2^32 (query_tile.hpp), so huge values may overflow where their average
+    //    does not: rows that came out infinite or NaN are done again with their true maximum.
+    for (int i = 0; i < n_tiles; ++i) {
+      if (!again_[static_cast<std::size_t>(i)]) continue;
+      const query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
+      true_maximum_ = true;
+      begin(i, t.first_row, t.n_rows, t.n_vectors);
+      fold_blocks(i, i + 1, ranges_[static_cast<std::size_t>(i)].any);
+      finish(i);
+      true_maximum_ = false;
+    }
   }
 
  private:
@@ -167,6 +159,29 @@ class dense_worker {
       t.ot = memory.take<T>(size::max_rows * c_.d_v);
       for (T** lane : {&t.negm, &t.l, &t.l_before, &t.waiting, &t.lo, &t.hi}) {
         *lane = memory.take<T>(size::max_rows);
+      }
+    }
+  }
+
+  // Blocks of keys in `seen` meet tiles [first, last).
+  void fold_blocks(int first, int last, key_range seen) noexcept {
+    for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
+      block_.v_finite = true;
+      bool checked = false;
+      for (int i = first; i < last; ++i) {
+        const key_range any = ranges_[static_cast<std::size_t>(i)].any;
+        if (any.begin >= k0 + key_block || any.end <= k0) continue;
+        enter_block(k0, i);
+        switch (tiles_[static_cast<std::size_t>(i)].n_vectors) {
+        case 3:
+          fold<3>(i, k0, checked);
+          break;
+        case 2:
+          fold<2>(i, k0, checked);
+          break;
+        default:
+          fold<1>(i, k0, checked);
+        }
       }
     }
   }
@@ -270,13 +285,14 @@ class dense_worker {
       if (effect == tile_effect::none) return;
       if (effect == tile_effect::some || !whole) ranges.complete(pairs);
     }
-    if (effect == tile_effect::all && whole && c_.softcap == T(0) &&
-        Rule::kind != rule_kind::function) {
+    const bool stores_scores =
+        c_.softcap != T(0) || Rule::kind == rule_kind::function || true_maximum_;
+    if (effect == tile_effect::all && whole && !stores_scores) {
       const key_run run{0, block_.n_keys, 0, NR, false};
       return fold.fold(&run, 1);
     }
     if (!v_checked) block_.v_finite = values_finite(k0), v_checked = true;
-    if (c_.softcap != T(0) || Rule::kind == rule_kind::function) {
+    if (stores_scores) {
       block_.n_keys = std::min(k1, ranges.any.end) - k0;
       fold.fold_mapped([&](T* s) { map_scores<NR>(s, ranges, pairs, effect, whole); });
       block_.n_keys = k1 - k0;
@@ -367,7 +383,7 @@ class dense_worker {
     if (!t.has_output) std::fill_n(t.ot, c_.d_v * qs, T(0));
     // 1. 1/l, after the sink has joined maximum and denominator; 0 for a row without keys.
     T* factor = t.l_before;
-    const bool wants_lse = c_.lse.data_handle() != nullptr;
+    const bool wants_lse = c_.lse.data_handle() != nullptr && !true_maximum_;
     alignas(64) std::array<T, size::max_rows> lse;
     const B sink(c_.sinks.empty() ? -infinity
                                   : static_cast<T>(c_.sinks[static_cast<std::size_t>(h_)]));
@@ -396,7 +412,17 @@ class dense_worker {
         c_.lse(b_, h_, t.first_row + r, 0) = lse[static_cast<std::size_t>(r)];
       }
     }
-    // 2. Output rows.
+    // 2. Output rows; when done again, only those that came out infinite or NaN.
+    auto& lanes = retried_[static_cast<std::size_t>(i)];
+    if (true_maximum_) {
+      for (index_t r = 0; r < t.n_rows; ++r) {
+        if (!lanes[static_cast<std::size_t>(r)]) continue;
+        for (index_t c = 0; c < c_.d_v; ++c) rows_[c] = t.ot[c * qs + r] * factor[r];
+        out_.write(rows_, c_.d_v, t.first_row + r, 1, c_.d_v);
+      }
+      return;
+    }
+    again_[static_cast<std::size_t>(i)] = find_overflow(t, factor, lanes);
     if (out_.direct != nullptr) {
       transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor,
                              out_.direct + t.first_row * out_.row_stride, out_.row_stride);
@@ -404,6 +430,38 @@ class dense_worker {
       transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor, rows_, c_.d_v);
       out_.write(rows_, c_.d_v, t.first_row, t.n_rows, c_.d_v);
     }
+  }
+
+  // Lanes whose l is a number and whose output is not. One multiply-add per output vector.
+  template <class Lanes>
+  [[nodiscard]] bool find_overflow(const query_tile<T>& t, const T* factor,
+                                   Lanes& lanes) const noexcept {
+    const index_t qs = t.n_vectors * W;
+    bool any = false;
+    for (index_t j = 0; j < qs; j += W) {
+      const B f = simd::load<T, Arch>(factor + j) * B(T(0));
+      std::array<B, 2> bad{f, f};
+      index_t c = 0;
+      for (; c + 2 <= c_.d_v; c += 2) {
+        bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
+        bad[1] = simd::multiply_add(simd::load<T, Arch>(t.ot + (c + 1) * qs + j), f, bad[1]);
+      }
+      if (c < c_.d_v) {
+        bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
+      }
+      const B sum = bad[0] + bad[1], l = simd::load<T, Arch>(t.l + j);
+      const auto overflow = (sum != sum) & (l == l);
+      if (!xsimd::any(overflow)) {
+        std::fill_n(lanes.begin() + j, W, false);
+        continue;
+      }
+      any = true;
+      alignas(64) std::array<T, static_cast<std::size_t>(W)> flags;
+      xsimd::select(overflow, B(T(1)), B(T(0))).store_aligned(flags.data());
+      std::transform(flags.begin(), flags.end(), lanes.begin() + j,
+                     [](T flag) { return flag != T(0); });
+    }
+    return any;
   }
 
   const dense_problem<T>& c_;
@@ -421,6 +479,9 @@ class dense_worker {
   tile_scratch<T> scratch_{};
   std::array<query_tile<T>, tiles_per_item> tiles_{};
   std::array<tile_ranges<T, Arch>, tiles_per_item> ranges_{};
+  bool true_maximum_ = false;  // tiles of rows done again
+  std::array<bool, tiles_per_item> again_{};
+  std::array<std::array<bool, size::max_rows>, tiles_per_item> retried_{};
 };
 
 /// Runs the call over the threads of `ctx`.

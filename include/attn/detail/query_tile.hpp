@@ -247,6 +247,9 @@ class tile_fold {
       qk_operands<T> a = operands({run.first, run.last, 0, NR, run.masked});
       a.p = w_.s + run.first * QS;
       tiles::qk_scores<T, Arch, NR>(a, zero);
+      // Keys that only fill up the last group have a score of 0.
+      const index_t filled = (run.last - run.first + MR - 1) / MR * MR + run.first;
+      std::fill(w_.s + run.last * QS, w_.s + filled * QS, -infinity);
       const bool as_they_are = !run.masked && run.v1 - run.v0 == NR;
       for (index_t key = run.first; key < run.last && !as_they_are; ++key) {
         for (int v = 0; v < NR; ++v) {

@@ -14,6 +14,7 @@
 #include <attn/detail/checks.hpp>
 #include <attn/eigen.hpp>
 #include <attn/score_rule.hpp>
+#include <attn/simd/convert.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
 
@@ -72,23 +73,23 @@ inline constexpr std::string_view per_slot = "slots of the tournament";
   return lengths.empty() ? n : lengths[static_cast<std::size_t>(b)];
 }
 
-template <class X, class Y>
-concept same_element =
-    std::is_same_v<std::remove_cv_t<element_t<X>>, std::remove_cv_t<element_t<Y>>>;
+// Operands that are computed in one type: all double, or none.
+template <class X, class... Others>
+concept computed_alike =
+    (std::is_same_v<simd::compute_t<element_t<X>>, simd::compute_t<element_t<Others>>> && ...);
 
 // The operands of a top-k from scores to pooled rows, checked.
-template <class T, class V, class D>
+template <class X, class V, class P, class D>
 struct topk_call {
-  tensor_view<const T> x;        // [B, H, n, d]
+  tensor_view<const X> x;        // [B, H, n, d]
   tensor_view<const V> scores;   // [B, H, n, 1]
-  tensor_view<T> pooled;         // [B, H, k, d]
+  tensor_view<P> pooled;         // [B, H, k, d]
   tensor_view<D> pooled_scores;  // [B, H, k, 1]
   index_t n_batch, n_heads, n, k, d;
 
-  template <class TX, class VX>
-  topk_call(std::string_view function, tensor_view<TX> x_view, tensor_view<VX> scores_view,
-            tensor_view<T> pooled_view, tensor_view<D> pooled_scores_view,
-            std::span<const index_t> lengths)
+  topk_call(std::string_view function, tensor_view<const X> x_view,
+            tensor_view<const V> scores_view, tensor_view<P> pooled_view,
+            tensor_view<D> pooled_scores_view, std::span<const index_t> lengths)
       : x(x_view), scores(scores_view), pooled(pooled_view), pooled_scores(pooled_scores_view),
         n_batch(scores.extent(0)), n_heads(scores.extent(1)), n(scores.extent(2)),
         k(pooled.extent(2)), d(x.extent(3)) {
@@ -106,8 +107,9 @@ struct topk_call {
     check_disjoint(function, "pooled_scores", pooled_scores, "pooled", pooled);
   }
 };
-template <class TX, class VX, class T, class D>
-topk_call(std::string_view, tensor_view<TX>, tensor_view<VX>, tensor_view<T>, tensor_view<D>,
-          std::span<const index_t>) -> topk_call<T, std::remove_cv_t<VX>, D>;
+template <class X, class V, class P, class D>
+topk_call(std::string_view, tensor_view<X>, tensor_view<V>, tensor_view<P>, tensor_view<D>,
+          std::span<const index_t>)
+    -> topk_call<std::remove_const_t<X>, std::remove_const_t<V>, P, D>;
 
 }  // namespace attn::detail

@@ -105,14 +105,14 @@ void pool_slot(const tournament_row& row, index_t slot, const matrix_pointer<con
   }
 }
 
-// Slots [first, last) of pooled. `sums` [d] is a row in S, for half types.
-template <class Arch, class S, class T>
+// Slots [first, last) of pooled. `sums` [d] is a row in S, for pooled rows of a half type.
+template <class Arch, class S, class T, class P>
 void pool_slots(const tournament_row& row, const matrix_pointer<const T>& x,
-                const matrix_pointer<T>& pooled, index_t d, index_t first, index_t last,
+                const matrix_pointer<P>& pooled, index_t d, index_t first, index_t last,
                 S* sums) noexcept {
   if (x.step == 1 && pooled.step == 1) {
     for (index_t r = first; r < last; ++r) {
-      if constexpr (std::is_same_v<S, T>) {
+      if constexpr (std::is_same_v<S, P>) {
         pool_slot<Arch, S, T>(row, r, x, pooled.row(r), d);
       } else {
         pool_slot<Arch, S, T>(row, r, x, sums, d);
@@ -129,7 +129,7 @@ void pool_slots(const tournament_row& row, const matrix_pointer<const T>& x,
         const S w = payload_weight<S>(row.part[e].weight);
         if (w != S(0)) sum += w * static_cast<S>(x.row(row.part[e].source)[c * x.step]);
       }
-      pooled.row(r)[c * pooled.step] = static_cast<T>(sum);
+      pooled.row(r)[c * pooled.step] = static_cast<P>(sum);
     }
   }
 }
@@ -137,22 +137,22 @@ void pool_slots(const tournament_row& row, const matrix_pointer<const T>& x,
 // d_x [length, d] = weight · d_pooled[slot], and gain[i] += d_pooled[slot] · x[i].
 //
 // The gain of a source is how much the loss grows per unit of weight it has in its slot.
-template <class Arch, class S, class T>
+template <class Arch, class S, class T, class G, class D>
 void pool_backward(const tournament_row& row, const matrix_pointer<const T>& x,
-                   const matrix_pointer<const T>& d_pooled, const matrix_pointer<T>& d_x, index_t d,
+                   const matrix_pointer<const G>& d_pooled, const matrix_pointer<D>& d_x, index_t d,
                    index_t length, double* gain) noexcept {
   using B = simd::batch<S, Arch>;
   constexpr index_t W = simd::width<S, Arch>;
   const bool contiguous = x.step == 1 && d_pooled.step == 1 && d_x.step == 1;
   for (index_t i = 0; i < length; ++i) {
     const S w = i < row.n ? payload_weight<S>(row.share[i].weight) : S(0);
-    T* out = d_x.row(i);
+    D* out = d_x.row(i);
     if (w == S(0)) {
-      for (index_t c = 0; c < d; ++c) out[c * d_x.step] = T(0);
+      for (index_t c = 0; c < d; ++c) out[c * d_x.step] = D(0);
       continue;
     }
     const T* in = x.row(i);
-    const T* d_out = d_pooled.row(row.share[i].slot);
+    const G* d_out = d_pooled.row(row.share[i].slot);
     S dot = 0;
     index_t c = 0;
     if (contiguous) {
@@ -167,7 +167,7 @@ void pool_backward(const tournament_row& row, const matrix_pointer<const T>& x,
     for (; c < d; ++c) {
       const S g = static_cast<S>(d_out[c * d_pooled.step]);
       dot += g * static_cast<S>(in[c * x.step]);
-      out[c * d_x.step] = static_cast<T>(w * g);
+      out[c * d_x.step] = static_cast<D>(w * g);
     }
     gain[i] += static_cast<double>(dot);
   }
@@ -227,6 +227,16 @@ void scores_backward(const tournament_row& row, topk_boost boost, double strengt
     d_node[m.loser] = u * d_v + through_loser;
     weight[m.winner] = w * (1 - u);
     weight[m.loser] = w * u;
+  }
+}
+
+// d_scores [length]: 0 past the row's own length, and for scores that are not there.
+template <class Arch, class D>
+void store_score_gradients(const tournament_row& row, const double* d_node, index_t length,
+                           D* d_scores, index_t stride) noexcept {
+  for (index_t i = 0; i < length; ++i) {
+    const bool there = i < row.n && row.score[i] != -std::numeric_limits<double>::infinity();
+    d_scores[i * stride] = static_cast<D>(there ? d_node[i] : 0.0);
   }
 }
 

@@ -109,9 +109,9 @@ void weighted_mean(const double* weight, double scale, index_t n, const matrix_p
 }
 
 // One row: k times the mean around the largest score that is left, which then leaves.
-template <class Arch, class S, class T, class V, class D>
+template <class Arch, class S, class T, class V, class P, class D>
 void iterative_row(const V* scores, index_t score_stride, index_t n, index_t k, double alpha,
-                   const matrix_pointer<const T>& x, const matrix_pointer<T>& pooled, index_t d,
+                   const matrix_pointer<const T>& x, const matrix_pointer<P>& pooled, index_t d,
                    D* pooled_scores, index_t pooled_score_stride,
                    const iterative_scratch<S>& s) noexcept {
   constexpr double taken = std::numeric_limits<double>::quiet_NaN();
@@ -126,7 +126,7 @@ void iterative_row(const V* scores, index_t score_stride, index_t n, index_t k, 
     for (index_t i = 0; i < n; ++i) m = s.score[i] > m ? s.score[i] : m;
     const double sum = peaked_weights<Arch>(s.score, s.weight, n, m, alpha);
     weighted_mean<Arch, S, T>(s.weight, 1 / sum, n, x, s.sums, d);
-    for (index_t c = 0; c < d; ++c) pooled.row(r)[c * pooled.step] = static_cast<T>(s.sums[c]);
+    for (index_t c = 0; c < d; ++c) pooled.row(r)[c * pooled.step] = static_cast<P>(s.sums[c]);
     double score = 0;
     for (index_t i = 0; i < n; ++i) {
       if (s.weight[i] != 0) score += s.weight[i] * s.score[i];
