@@ -115,7 +115,6 @@ TEMPLATE_TEST_CASE("Weights of batches, grouped heads and any layout", "", float
 TEMPLATE_TEST_CASE("Every kind of rule", "", float, double) {
   const dense_problem p{
       .n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 53, .n_kv = 190, .d_qk = 9, .d_v = 1};
-  const attn::dense_options plain;
   const std::vector<index_t> lengths{7, 150};
   CHECK(check<TestType>(p, attn::causal_mask{.offset = 3}, reference::causal_mask(3)));
   CHECK(check<TestType>(p, attn::causal_mask::bottom_right(53, 190),
