@@ -14,9 +14,12 @@
 
 #include <attn/context.hpp>
 #include <attn/dense_options.hpp>
+#include <attn/detail/dense_problem.hpp>
 #include <attn/detail/packing.hpp>
 #include <attn/detail/query_tile.hpp>
 #include <attn/detail/score_bias.hpp>
+#include <attn/detail/scratch_carver.hpp>
+#include <attn/detail/tile_output.hpp>
 #include <attn/detail/tile_ranges.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/simd/fp_environment.hpp>
@@ -26,43 +29,6 @@ namespace attn::detail {
 
 /// Query tiles that share each block of keys.
 inline constexpr int tiles_per_item = 4;
-
-/// A dense attention call behind its checks. One head is described by functions of (b, h), so that
-/// storage types stay out of the kernel's type.
-template <class T>
-struct dense_problem {
-  index_t n_batch, n_heads, n_heads_kv, n_q, n_kv, d_qk, d_v;
-  T scale;
-  T softcap;
-  std::span<const float> sinks;
-  // Operand views and their readers, type-erased.
-  const void *q, *k, *v, *out;
-  row_source<T> (*q_rows)(const void*, index_t b, index_t h) noexcept;
-  row_source<T> (*k_rows)(const void*, index_t b, index_t h) noexcept;
-  row_source<T> (*v_rows)(const void*, index_t b, index_t h) noexcept;
-  row_sink<T> (*out_rows)(const void*, index_t b, index_t h) noexcept;
-  tensor_view<T> lse;  // data null: not wanted
-
-  [[nodiscard]] index_t kv_head(index_t h) const noexcept { return h / (n_heads / n_heads_kv); }
-};
-
-/// Takes memory for arrays from a block of scratch; with no block it only counts.
-class scratch_carver {
- public:
-  explicit scratch_carver(std::byte* base = nullptr) noexcept : base_(base) {}
-
-  template <class T>
-  [[nodiscard]] T* take(index_t n) noexcept {
-    T* p = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64;
-    return p;
-  }
-  [[nodiscard]] std::size_t used() const noexcept { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
 
 /// What one thread needs to fold items of a call: scratch and the packed head.
 template <class T, class Arch, score_rule Rule>
@@ -381,32 +347,13 @@ class dense_worker {
     query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
     const index_t qs = t.n_vectors * W;
     if (!t.has_output) std::fill_n(t.ot, c_.d_v * qs, T(0));
-    // 1. 1/l, after the sink has joined maximum and denominator; 0 for a row without keys.
+    // 1. 1/l and the lse.
     T* factor = t.l_before;
-    const bool wants_lse = c_.lse.data_handle() != nullptr && !true_maximum_;
     alignas(64) std::array<T, size::max_rows> lse;
-    const B sink(c_.sinks.empty() ? -infinity
-                                  : static_cast<T>(c_.sinks[static_cast<std::size_t>(h_)]));
-    for (index_t j = 0; j < qs; j += W) {
-      const B l = simd::load<T, Arch>(t.l + j), m = -simd::load<T, Arch>(t.negm + j);
-      const auto empty = l == B(T(0));
-      B total = l, top = m, scale(T(1));
-      if (!c_.sinks.empty()) {
-        const auto sink_leads = empty | (sink > m);
-        top = xsimd::select(sink_leads, sink, m);
-        scale = xsimd::select(empty, B(T(0)), simd::exp<T, Arch>(m - top));
-        total = simd::multiply_add(l, scale, simd::exp<T, Arch>(sink - top));
-        // A sink of −inf on a row without keys: still a row without anything.
-        total = xsimd::select(empty & (sink == B(-infinity)), B(T(0)), total);
-      }
-      const auto nothing = total == B(T(0));
-      xsimd::select(empty, B(T(0)), scale / xsimd::select(nothing, B(T(1)), total))
-          .store_aligned(factor + j);
-      if (wants_lse) {
-        xsimd::select(nothing, B(-infinity), top + simd::log<T, Arch>(total))
-            .store_aligned(lse.data() + j);
-      }
-    }
+    const T sink =
+        c_.sinks.empty() ? -infinity : static_cast<T>(c_.sinks[static_cast<std::size_t>(h_)]);
+    const bool wants_lse = c_.lse.data_handle() != nullptr && !true_maximum_;
+    normalise<T, Arch>(t, sink, factor, wants_lse ? lse.data() : nullptr);
     if (wants_lse) {
       for (index_t r = 0; r < t.n_rows; ++r) {
         c_.lse(b_, h_, t.first_row + r, 0) = lse[static_cast<std::size_t>(r)];
@@ -422,7 +369,7 @@ class dense_worker {
       }
       return;
     }
-    again_[static_cast<std::size_t>(i)] = find_overflow(t, factor, lanes);
+    again_[static_cast<std::size_t>(i)] = find_overflow<T, Arch>(t, factor, c_.d_v, lanes);
     if (out_.direct != nullptr) {
       transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor,
                              out_.direct + t.first_row * out_.row_stride, out_.row_stride);
@@ -430,38 +377,6 @@ class dense_worker {
       transpose_out<T, Arch>(t.ot, qs, t.n_rows, c_.d_v, factor, rows_, c_.d_v);
       out_.write(rows_, c_.d_v, t.first_row, t.n_rows, c_.d_v);
     }
-  }
-
-  // Lanes whose l is a number and whose output is not. One multiply-add per output vector.
-  template <class Lanes>
-  [[nodiscard]] bool find_overflow(const query_tile<T>& t, const T* factor,
-                                   Lanes& lanes) const noexcept {
-    const index_t qs = t.n_vectors * W;
-    bool any = false;
-    for (index_t j = 0; j < qs; j += W) {
-      const B f = simd::load<T, Arch>(factor + j) * B(T(0));
-      std::array<B, 2> bad{f, f};
-      index_t c = 0;
-      for (; c + 2 <= c_.d_v; c += 2) {
-        bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
-        bad[1] = simd::multiply_add(simd::load<T, Arch>(t.ot + (c + 1) * qs + j), f, bad[1]);
-      }
-      if (c < c_.d_v) {
-        bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
-      }
-      const B sum = bad[0] + bad[1], l = simd::load<T, Arch>(t.l + j);
-      const auto overflow = (sum != sum) & (l == l);
-      if (!xsimd::any(overflow)) {
-        std::fill_n(lanes.begin() + j, W, false);
-        continue;
-      }
-      any = true;
-      alignas(64) std::array<T, static_cast<std::size_t>(W)> flags;
-      xsimd::select(overflow, B(T(1)), B(T(0))).store_aligned(flags.data());
-      std::transform(flags.begin(), flags.end(), lanes.begin() + j,
-                     [](T flag) { return flag != T(0); });
-    }
-    return any;
   }
 
   const dense_problem<T>& c_;

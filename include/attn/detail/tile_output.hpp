@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+//
+// From the state of a query tile to its output.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include <attn/detail/query_tile.hpp>
+#include <attn/simd/math.hpp>
+
+namespace attn::detail {
+
+/// factor = what OT is to be multiplied by per lane: 1/l after the sink (−inf: none) has joined
+/// maximum and denominator; 0 for a row without keys. lse, if not null, = the log-sum-exp.
+template <class T, class Arch>
+void normalise(const query_tile<T>& t, T sink_logit, T* factor, T* lse) noexcept {
+  using B = simd::batch<T, Arch>;
+  constexpr int W = simd::width<T, Arch>;
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  const bool has_sink = sink_logit != -infinity;
+  const B sink(sink_logit);
+  for (int j = 0; j < t.n_vectors * W; j += W) {
+    const B l = simd::load<T, Arch>(t.l + j), m = -simd::load<T, Arch>(t.negm + j);
+    const auto empty = l == B(T(0));
+    B total = l, top = m, scale(T(1));
+    if (has_sink) {
+      top = xsimd::select(empty | (sink > m), sink, m);
+      scale = xsimd::select(empty, B(T(0)), simd::exp<T, Arch>(m - top));
+      total = simd::multiply_add(l, scale, simd::exp<T, Arch>(sink - top));
+    }
+    const auto nothing = total == B(T(0));
+    xsimd::select(empty, B(T(0)), scale / xsimd::select(nothing, B(T(1)), total))
+        .store_aligned(factor + j);
+    if (lse == nullptr) continue;
+    xsimd::select(nothing, B(-infinity), top + simd::log<T, Arch>(total)).store_aligned(lse + j);
+  }
+}
+
+/// Marks the lanes whose l is a number and whose output is not. One multiply-add per output vector.
+template <class T, class Arch, class Lanes>
+[[nodiscard]] bool find_overflow(const query_tile<T>& t, const T* factor, index_t d_v,
+                                 Lanes& lanes) noexcept {
+  using B = simd::batch<T, Arch>;
+  constexpr int W = simd::width<T, Arch>;
+  const index_t qs = t.n_vectors * W;
+  bool any = false;
+  for (index_t j = 0; j < qs; j += W) {
+    const B f = simd::load<T, Arch>(factor + j) * B(T(0));
+    std::array<B, 2> bad{f, f};
+    index_t c = 0;
+    for (; c + 2 <= d_v; c += 2) {
+      bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
+      bad[1] = simd::multiply_add(simd::load<T, Arch>(t.ot + (c + 1) * qs + j), f, bad[1]);
+    }
+    if (c < d_v) {
+      bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
+    }
+    const B sum = bad[0] + bad[1], l = simd::load<T, Arch>(t.l + j);
+    const auto overflow = (sum != sum) & (l == l);
+    if (!xsimd::any(overflow)) {
+      std::fill_n(lanes.begin() + j, W, false);
+      continue;
+    }
+    any = true;
+    alignas(64) std::array<T, static_cast<std::size_t>(W)> flags;
+    xsimd::select(overflow, B(T(1)), B(T(0))).store_aligned(flags.data());
+    std::transform(flags.begin(), flags.end(), lanes.begin() + j,
+                   [](T flag) { return flag != T(0); });
+  }
+  return any;
+}
+
+}  // namespace attn::detail
