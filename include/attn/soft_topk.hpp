@@ -156,7 +156,7 @@ class tournament {
 /// @param x [B, H, n, d]; rows past the length are not read, nor are those of weight 0 (or below
 /// the
 ///     smallest normal number)
-/// @param pooled [B, H, k, d], the element type of x
+/// @param pooled [B, H, k, d], any element type if neither or both are double
 ///
 /// **Numerics** half types are summed in float and rounded once; sources are added by position. A
 /// row of pooled depends on its own sources alone.
@@ -164,12 +164,12 @@ class tournament {
 /// **Cost** n·d multiply-adds; reads x once and writes pooled once.
 /// **Example** examples/soft_topk.cpp
 template <viewable X, viewable P, class Arch = simd::default_arch>
-requires detail::same_element<X, P>
+requires detail::computed_alike<X, P>
 void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = default_context()) {
   using T = std::remove_cv_t<element_t<X>>;
   using S = simd::compute_t<T>;
   const tensor_view<const T> xv = view(x);
-  const tensor_view<T> out = view(pooled);
+  const auto out = view(pooled);
   constexpr std::string_view function = "soft_topk";
   const index_t n_batch = t.n_batch(), n_heads = t.n_heads(), k = t.n_slots(), d = xv.extent(3);
   using detail::access;
@@ -186,7 +186,7 @@ void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = defau
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / tasks / n_heads, h = first / tasks % n_heads;
               const index_t begin = first % tasks * slots_per_task;
-              detail::pool_slots<Arch, S, T>(
+              detail::pool_slots<Arch, S>(
                   t.row(b, h), detail::matrix_of(xv, b, h), detail::matrix_of(out, b, h), d, begin,
                   std::min(k, begin + slots_per_task), reinterpret_cast<S*>(memory));
             }
@@ -204,7 +204,7 @@ void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = defau
 /// **Errors** as for `tournament` and the application, in the name of soft_topk.
 /// **Example** examples/soft_topk.cpp
 template <viewable X, viewable V, viewable P, viewable PV, class Arch = simd::default_arch>
-requires detail::same_element<X, P>
+requires detail::computed_alike<X, P>
 void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
                const soft_topk_options& options = {}, context& ctx = default_context()) {
   using T = std::remove_cv_t<element_t<X>>;
@@ -235,9 +235,9 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
               detail::read_scores<Arch>(&call.scores(b, h, 0, 0), call.scores.stride(2), p.row,
                                         p.scratch);
               detail::play_tournament<Arch>(p.row, p.scratch, options);
-              detail::pool_slots<Arch, S, T>(p.row, detail::matrix_of(call.x, b, h),
-                                             detail::matrix_of(call.pooled, b, h), call.d, 0,
-                                             call.k, p.sums);
+              detail::pool_slots<Arch, S>(p.row, detail::matrix_of(call.x, b, h),
+                                          detail::matrix_of(call.pooled, b, h), call.d, 0, call.k,
+                                          p.sums);
               for (index_t r = 0; r < call.k; ++r) {
                 call.pooled_scores(b, h, r, 0) = static_cast<D>(p.row.slot_score[r]);
               }
@@ -262,15 +262,17 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
 /// **Example** examples/soft_topk.cpp
 template <viewable X, viewable DP, viewable DPV, viewable DX, viewable DV,
           class Arch = simd::default_arch>
-requires(detail::same_element<X, DP>&& detail::same_element<X, DX>) void soft_topk_backward(
-    const tournament& t, const X& x, const DP& d_pooled, const DPV& d_pooled_scores, DX&& d_x,
-    DV&& d_scores, context& ctx = default_context()) {
+requires detail::computed_alike<X, DP, DX>
+void soft_topk_backward(const tournament& t, const X& x, const DP& d_pooled,
+                        const DPV& d_pooled_scores, DX&& d_x, DV&& d_scores,
+                        context& ctx = default_context()) {
   using T = std::remove_cv_t<element_t<X>>;
   using S = simd::compute_t<T>;
   using D = std::remove_cv_t<element_t<DV>>;
-  const tensor_view<const T> xv = view(x), d_out = view(d_pooled);
+  const tensor_view<const T> xv = view(x);
+  const tensor_view<const std::remove_cv_t<element_t<DP>>> d_out = view(d_pooled);
   const auto d_out_scores = view(d_pooled_scores);
-  const tensor_view<T> dx = view(d_x);
+  const auto dx = view(d_x);
   const tensor_view<D> dv = view(d_scores);
   constexpr std::string_view function = "soft_topk_backward";
   const index_t n_batch = t.n_batch(), n_heads = t.n_heads(), n = t.n_sources(), k = t.n_slots();
@@ -305,18 +307,14 @@ requires(detail::same_element<X, DP>&& detail::same_element<X, DX>) void soft_to
               const index_t b = first / n_heads, h = first % n_heads;
               const detail::tournament_row row = t.row(b, h);
               std::fill(gain, gain + row.n, 0.0);
-              detail::pool_backward<Arch, S, T>(row, detail::matrix_of(xv, b, h),
-                                                detail::matrix_of(d_out, b, h),
-                                                detail::matrix_of(dx, b, h), d, n, gain);
+              detail::pool_backward<Arch, S>(row, detail::matrix_of(xv, b, h),
+                                             detail::matrix_of(d_out, b, h),
+                                             detail::matrix_of(dx, b, h), d, n, gain);
               for (index_t r = 0; r < k; ++r) {
                 d_node[row.slot_node[r]] = static_cast<double>(d_out_scores(b, h, r, 0));
               }
               detail::scores_backward<Arch>(row, t.boost(), t.strength(), gain, d_node, weight);
-              for (index_t i = 0; i < n; ++i) {
-                const bool there =
-                    i < row.n && row.score[i] != -std::numeric_limits<double>::infinity();
-                dv(b, h, i, 0) = static_cast<D>(there ? d_node[i] : 0.0);
-              }
+              detail::store_score_gradients<Arch>(row, d_node, n, &dv(b, h, 0, 0), dv.stride(2));
             }
           });
 }

@@ -66,7 +66,7 @@ void hard_topk(const V& scores, I&& indices, const hard_topk_options& options = 
 /// **Cost** O(n + k log k + k d).
 /// **Example** examples/soft_topk.cpp
 template <viewable X, viewable V, viewable P, viewable PV, class Arch = simd::default_arch>
-requires detail::same_element<X, P>
+requires std::is_same_v<std::remove_cv_t<element_t<X>>, std::remove_cv_t<element_t<P>>>
 void hard_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
                const hard_topk_options& options = {}, context& ctx = default_context()) {
   using D = std::remove_cv_t<element_t<PV>>;
@@ -121,7 +121,7 @@ struct iterative_topk_options {
 /// for End-to-end Training of Neural Sequence Models", 2018; as used by Pietruszka et al., 2021.
 /// **Example** examples/soft_topk.cpp
 template <viewable X, viewable V, viewable P, viewable PV, class Arch = simd::default_arch>
-requires detail::same_element<X, P>
+requires detail::computed_alike<X, P>
 void iterative_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
                     const iterative_topk_options& options = {}, context& ctx = default_context()) {
   using T = std::remove_cv_t<element_t<X>>;
@@ -141,7 +141,7 @@ void iterative_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
             const detail::iterative_scratch<S> scratch(cutter, call.n, call.d);
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / call.n_heads, h = first % call.n_heads;
-              detail::iterative_row<Arch, S, T>(
+              detail::iterative_row<Arch, S>(
                   &call.scores(b, h, 0, 0), call.scores.stride(2),
                   detail::length_of(options.lengths, b, call.n), call.k, options.alpha,
                   detail::matrix_of(call.x, b, h), detail::matrix_of(call.pooled, b, h), call.d,
@@ -165,12 +165,13 @@ void iterative_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
 /// **References** Pietruszka, Borchmann, Graliński, "Successive Halving Top-k Operator", AAAI 2021.
 /// **Example** examples/soft_topk.cpp
 template <viewable Y, viewable Z, class Arch = simd::default_arch>
-requires detail::same_element<Y, Z>
+requires detail::computed_alike<Y, Z>
 [[nodiscard]] double chamfer_cosine_similarity(const Y& truth, const Z& approximation,
                                                context& ctx = default_context()) {
   using T = std::remove_cv_t<element_t<Y>>;
   using S = simd::compute_t<T>;
-  const tensor_view<const T> y = view(truth), z = view(approximation);
+  const tensor_view<const T> y = view(truth);
+  const tensor_view<const std::remove_cv_t<element_t<Z>>> z = view(approximation);
   constexpr std::string_view function = "chamfer_cosine_similarity";
   using detail::access;
   detail::check_view(function, "truth", y, access::read);
@@ -180,9 +181,8 @@ requires detail::same_element<Y, Z>
   detail::check_extent(function, "approximation", z, 3, y.extent(3), "dim of truth");
   const index_t n_heads = y.extent(1), n_rows = y.extent(0) * n_heads, d = y.extent(3);
   const index_t k = y.extent(2), m = z.extent(2);
-  for (const auto& [name, x] : {std::pair{"truth", y}, std::pair{"approximation", z}}) {
-    if (x.size() == 0) detail::raise_shape(function, name, x.extents(), "no extent of 0");
-  }
+  if (y.size() == 0) detail::raise_shape(function, "truth", y.extents(), "no extent of 0");
+  if (m == 0) detail::raise_shape(function, "approximation", z.extents(), "no extent of 0");
 
   std::vector<double> row_mean(static_cast<std::size_t>(n_rows));
   const auto elements = static_cast<std::size_t>((k + m) * d + k);
