@@ -153,14 +153,9 @@ struct column_product {
   index_t n_keys, n_rows, columns;  ///< columns: a multiple of W
 };
 
-/// Keys x vectors of columns in registers: 24 or 12 accumulators, the vectors of a row of X, a key.
+/// Keys x vectors of columns in registers: 16 or 12 accumulators, the vectors of a row of X, a key.
 template <class Arch>
-inline constexpr int column_keys =
-#ifdef ATTN_CK
-    ATTN_CK;
-#else
-    6;
-#endif
+inline constexpr int column_keys = simd::registers<Arch> == 32 ? 4 : 6;
 template <class Arch>
 inline constexpr int column_vectors = simd::registers<Arch> == 32 ? 4 : 2;
 

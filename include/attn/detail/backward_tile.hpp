@@ -28,7 +28,7 @@ struct backward_tile {
   T *lo, *hi;  // [QS]  allowed keys of each lane, from the start of the block
   tile_ranges<T, Arch> ranges;
   bool rows_checked, rows_finite;  // q and d_out hold neither inf nor NaN
-  bool has_d_q;      // dqt has been written
+  bool has_d_q;                    // dqt has been written
 };
 
 /// A block of keys and values and the sums of their gradients.

@@ -40,11 +40,8 @@ struct dense_backward_problem {
   [[nodiscard]] index_t group() const noexcept { return n_heads / n_heads_kv; }
 };
 
-#ifndef ATTN_WT
-#define ATTN_WT 4
-#endif
-/// Query tiles of one walk, which share each block of keys.
-inline constexpr int walk_tiles = ATTN_WT;
+/// Query tiles of one walk, which share each block of keys; 8 are no faster.
+inline constexpr int walk_tiles = 4;
 
 template <class T, class Arch, score_rule Rule>
 class dense_backward_worker {
@@ -189,8 +186,7 @@ class dense_backward_worker {
     std::fill_n(t.neg_d, QS, T(0));
     for (index_t r = 0; r < n; ++r) {
       t.neg_lse[r] = -c_.lse(b_, h_, row + r, 0);
-      t.neg_d[r] =
-          -c_.scale * dot_product<T, Arch>(t.d_out + r * ld_v_, o + r * ld_o, c_.d_v);
+      t.neg_d[r] = -c_.scale * dot_product<T, Arch>(t.d_out + r * ld_v_, o + r * ld_o, c_.d_v);
     }
     t.rows_checked = false;
     t.has_d_q = false;
@@ -264,7 +260,7 @@ class dense_backward_worker {
     }
     if (!t.rows_checked) {
       t.rows_finite = all_finite<T, Arch>(t.q, ld_qk_, t.n_rows, c_.d_qk) &&
-          all_finite<T, Arch>(t.d_out, ld_v_, t.n_rows, c_.d_v);
+                      all_finite<T, Arch>(t.d_out, ld_v_, t.n_rows, c_.d_v);
       t.rows_checked = true;
     }
   }
