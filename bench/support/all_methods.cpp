@@ -5,7 +5,8 @@ namespace attn::bench {
 
 template <class T>
 std::vector<method<T>> all_methods() {
-  return {plain_eigen_method<T>(), blocked_eigen_method<T>(), dense_method<T>()};
+  return {plain_eigen_method<T>(), blocked_eigen_method<T>(), dense_method<T>(),
+          blockwise_method<T>("blockwise-128", 128), blockwise_method<T>("blockwise-512", 512)};
 }
 
 template std::vector<method<float>> all_methods();

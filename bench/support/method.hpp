@@ -50,6 +50,8 @@ template <class T>
 [[nodiscard]] method<T> blocked_eigen_method();
 template <class T>
 [[nodiscard]] method<T> dense_method();
+template <class T>
+[[nodiscard]] method<T> blockwise_method(std::string_view name, index_t block);
 
 template <class T>
 [[nodiscard]] std::vector<method<T>> all_methods();

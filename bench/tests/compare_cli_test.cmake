@@ -21,11 +21,11 @@ macro(run)
     ERROR_VARIABLE err)
 endmacro()
 
-# expect_success(<regex of stdout> <arguments>...): nothing on stderr.
+# expect_success(<regex of stdout> <arguments>...): nothing on stderr but, on a slow machine, progress.
 function(expect_success pattern)
   run(${ARGN})
   if(NOT code EQUAL 0
-     OR NOT err STREQUAL ""
+     OR NOT err MATCHES "^([a-z0-9-]+: call [0-9]+ of [0-9]+ \\.\\.\\.\n)*$"
      OR NOT out MATCHES "${pattern}")
     fail("attn_compare ${ARGN}: expected success and '${pattern}'")
   endif()
@@ -71,14 +71,14 @@ expect_success("^eigen +[^\n]+\neigen-blocked +[^\n]+\ndense +[^\n]+\n" --list)
 set(row " +[0-9.]+ +[0-9.]+ +[0-9.]+% +([0-9.]+ [KMG]?i?B|n/a) +[0-9.]+e-[0-9]+ +[0-9.]+e-[0-9]+\n")
 expect_success(
   "q \\[3, 12, 512, 32\\].*float32.*method +ms +GFLOP/s +of peak +extra memory +max error +rel. error\neigen${row}.*dense${row}.*all rows"
-  ${data} --repeat 1)
+  ${data} --repeat 1 --json real.json)
 foreach(dtype IN ITEMS float32 float64 float16 bfloat16)
   expect_success("random: q \\[1, 2, 65, 8\\].*${dtype}, causal, 2 threads.*dense${row}" --random 1,2,65,8
                  --dtype ${dtype} --causal --threads 2 --repeat 2)
 endforeach()
 expect_success("error\ndense${row}eigen${row}\n" --random 1,1,16,4 --repeat 1 --method dense,eigen)
 
-# 3. The same as JSON: the error is at rounding level, the times are positive.
+# 3. As JSON: the error is at rounding level, the times are positive.
 function(check_json file error_bound)
   file(READ ${work}/${file} json)
   string(JSON n LENGTH ${json} methods)
@@ -88,6 +88,10 @@ function(check_json file error_bound)
   math(EXPR last "${n} - 1")
   foreach(i RANGE ${last})
     string(JSON name GET ${json} methods ${i} method)
+    string(JSON reason ERROR_VARIABLE was_run GET ${json} methods ${i} left_out)
+    if(NOT was_run)
+      continue()
+    endif()
     foreach(key IN ITEMS ms gflops of_peak)
       string(JSON value GET ${json} methods ${i} ${key})
       if(NOT value GREATER 0)
@@ -105,7 +109,6 @@ function(check_json file error_bound)
     string(JSON bytes GET ${json} methods ${i} peak_extra_bytes)
   endforeach()
 endfunction()
-expect_success("" ${data} --repeat 1 --json real.json)
 check_json(real.json 2e-5)
 expect_success("" --random 1,3,100,20 --dtype float64 --repeat 1 --json double.json)
 check_json(double.json 1e-13)

@@ -5,10 +5,12 @@
 #include "support/method.hpp"
 #include "support/oracle.hpp"
 
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <Eigen/Core>
 
@@ -72,6 +74,34 @@ TEST_CASE("methods: names are unique and fit the table") {
     CHECK(methods[i].summary.size() <= 90);
     for (std::size_t j = 0; j < i; ++j) CHECK(methods[i].name != methods[j].name);
   }
+}
+
+TEST_CASE("methods: blockwise attention counts what it does and sees its block alone") {
+  problem_shape shape{2, 2, 1, 300, 300, 8, 8};
+  for (const auto& m : all_methods<float>()) {
+    if (m.name != "blockwise-128") continue;
+    CHECK(m.flops(shape) == 2 * 2 * (128 * 128 + 128 * 128 + 44 * 44) * 32.0);
+    shape.causal = true;
+    CHECK(m.flops(shape) == 2 * 2 * (128 * 129 / 2 * 2 + 44 * 45 / 2) * 32.0);
+    CHECK(m.obstacle({1, 1, 1, 128, 128, 8, 8}) != "");
+    CHECK(m.obstacle({1, 1, 1, 300, 299, 8, 8}) != "");
+
+    // The first block is dense attention to its keys.
+    auto p = random_problem<float>({1, 1, 1, 200, 200, 8, 8}, 3);
+    std::vector<float> elements(200 * 8);
+    const auto out = attn::bhld(elements.data(), 1, 1, 200, 8);
+    m.prepare(p, out, 1)();
+    problem<float> first_block = p;
+    first_block.shape.n_kv = 128;
+    std::vector<float> dense_elements(200 * 8);
+    all_methods<float>()[0].prepare(first_block, attn::bhld(dense_elements.data(), 1, 1, 200, 8),
+                                    1)();
+    for (std::size_t i = 0; i < 128 * 8; ++i) {
+      REQUIRE(std::abs(elements[i] - dense_elements[i]) < 1e-5);
+    }
+    return;
+  }
+  FAIL("blockwise-128 is not in the list");
 }
 
 TEST_CASE("methods: plain Eigen says no to a score matrix of many GiB, the others run") {
