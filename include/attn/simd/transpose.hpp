@@ -18,7 +18,8 @@ inline constexpr int lane_columns = 16 / static_cast<int>(sizeof(T));
 
 /// Instruction sets for which lane blocks are written; others copy element by element.
 template <class Arch>
-inline constexpr bool has_lane_blocks = is_avx512<Arch> || is_avx<Arch> || is_sse<Arch>;
+inline constexpr bool has_lane_blocks =
+    is_avx512<Arch> || is_avx<Arch> || is_sse<Arch> || is_neon64<Arch>;
 
 #if defined(__SSE2__)
 
@@ -227,6 +228,45 @@ ATTN_INLINE void fold_lanes(const batch<T, Arch>& x, T* out) noexcept {
   }
 }
 
-#endif  // __SSE2__
+#elif defined(__aarch64__)
+
+// One lane: W rows are K rows.
+template <class T, class Arch>
+struct lane_block {
+  static constexpr int columns = lane_columns<T>;
+  batch<T, Arch> v[columns];
+
+  ATTN_INLINE void load_rows(const T* p, index_t stride) noexcept {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) v[i] = load_unaligned<T, Arch>(p + i * stride);
+  }
+  ATTN_INLINE void store_rows(T* p, index_t stride) const noexcept {
+#pragma GCC unroll 4
+    for (int i = 0; i < columns; ++i) v[i].store_unaligned(p + i * stride);
+  }
+  ATTN_INLINE void transpose() noexcept {
+    if constexpr (sizeof(T) == 4) {
+      const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(v[0], v[1]));
+      const float64x2_t b = vreinterpretq_f64_f32(vtrn2q_f32(v[0], v[1]));
+      const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(v[2], v[3]));
+      const float64x2_t d = vreinterpretq_f64_f32(vtrn2q_f32(v[2], v[3]));
+      v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c));
+      v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
+      v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+      v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+    } else {
+      const float64x2_t a = vtrn1q_f64(v[0], v[1]), b = vtrn2q_f64(v[0], v[1]);
+      v[0] = a, v[1] = b;
+    }
+  }
+};
+
+/// out[0 .. K) = the one lane of x.
+template <class T, class Arch>
+ATTN_INLINE void fold_lanes(const batch<T, Arch>& x, T* out) noexcept {
+  x.store_unaligned(out);
+}
+
+#endif
 
 }  // namespace attn::simd
