@@ -84,6 +84,41 @@ TEMPLATE_TEST_CASE("All scores far from 0", "", float, double) {
     }
 }
 
+TEMPLATE_TEST_CASE("Scores that grow for ever but stay below 0, and end within a group of keys", "",
+                   float, double) {
+  // A key that does not exist must not come in with a score of 0 when a block is redone.
+  const tolerance t{.constant = 32};
+  for (const auto& [n_q, n_kv] : shapes)
+    for (const double slope : {0.5, 3.0}) {
+      CAPTURE(n_q, n_kv, slope);
+      score_table<TestType> line(n_q, n_kv, zero, zero, [=](double j) {
+        return slope * (j - static_cast<double>(n_kv) - 40);
+      });
+      CHECK(check_dense(line.x, attn::no_mask{}, {}, {}, t));
+      for (const index_t offset : {-1, 2, 61, 126, 300})
+        CHECK(check_dense(line.x, attn::causal_mask{.offset = offset},
+                          reference::causal_mask(offset), {}, t));
+      for (const index_t length : {n_kv - 1, n_kv - 3, n_kv / 2}) {
+        const std::vector<index_t> lengths = {length};
+        CHECK(check_dense(line.x, attn::key_lengths{lengths}, reference::key_lengths(lengths), {},
+                          t));
+      }
+    }
+}
+
+TEMPLATE_TEST_CASE("Equal scores share equally, however large they are", "", float, double) {
+  // The bound of the tolerance says nothing here: eps · 1e30 is no small number. But a softmax
+  // that subtracts the largest score from equal ones is exact.
+  for (const auto& [n_q, n_kv] : shapes)
+    for (const double level : {-1e30, -3e18, -7e6, 7e6, 2e18, 1e30}) {
+      CAPTURE(n_q, n_kv, level);
+      score_table<TestType> flat(n_q, n_kv, zero, zero, [=](double) { return level; });
+      auto expected = flat.x.expected();
+      attend(flat.x);
+      CHECK(compare_within(flat.x.out.values(), expected.out, 0.01));
+    }
+}
+
 TEMPLATE_TEST_CASE("One key towers over the others, wherever it is", "", float, double) {
   for (const auto& [n_q, n_kv] : shapes)
     for (const index_t at : {index_t{0}, index_t{6}, n_kv / 2, n_kv - 1})

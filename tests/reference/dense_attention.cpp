@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <vector>
 
 namespace reference {
 namespace {
@@ -16,6 +17,22 @@ struct shape {
         n_kv(k.extent(2)), d_qk(q.extent(3)), d_v(v.extent(3)) {}
 
   index_t kv_head(index_t h) const { return h / (n_heads / n_kv_heads); }
+};
+
+/// A sum that carries what rounding took from it along (Neumaier): where the kernel under test is
+/// double too, the sums of the oracle must be better than its own.
+class compensated_sum {
+ public:
+  void add(double x) {
+    const double sum = sum_ + x;
+    rest_ += std::abs(sum_) >= std::abs(x) ? (sum_ - sum) + x : (x - sum) + sum_;
+    sum_ = sum;
+  }
+  /// Not for infinities: their rest is NaN, the plain sum is what they give.
+  double value() const { return std::isfinite(sum_) ? sum_ + rest_ : sum_; }
+
+ private:
+  double sum_ = 0, rest_ = 0;
 };
 
 double scale_of(const dense_options& options, index_t d_qk) {
@@ -49,13 +66,14 @@ dense_result dense_attention(const tensor& q, const tensor& k, const tensor& v,
         // 1. Scores s [n_kv], kept in the row of weights, and their largest.
         double m = forbidden;
         for (index_t j = 0; j < n.n_kv; ++j) {
-          double dot = 0, absolute_dot = 0;
+          compensated_sum dot;
+          double absolute_dot = 0;
           for (index_t c = 0; c < n.d_qk; ++c) {
             const double product = q(b, h, i, c) * k(b, g, j, c);
-            dot += product;
+            dot.add(product);
             absolute_dot += std::abs(product);
           }
-          const double raw = softcapped(scale * dot, options.softcap);
+          const double raw = softcapped(scale * dot.value(), options.softcap);
           const double s = rule.apply(raw, b, h, i, j);
           r.weights(b, h, i, j) = s;
           if (s == forbidden) continue;
@@ -76,14 +94,17 @@ dense_result dense_attention(const tensor& q, const tensor& k, const tensor& v,
         }
 
         // 3. lse = m + ln Σ_j exp(s_j − m).
-        double sum = has_sink ? std::exp(sink - m) : 0;
+        compensated_sum weights;
+        if (has_sink) weights.add(std::exp(sink - m));
         for (index_t j = 0; j < n.n_kv; ++j) {
           const double s = r.weights(b, h, i, j);
-          if (s != forbidden) sum += std::exp(s - m);
+          if (s != forbidden) weights.add(std::exp(s - m));
         }
+        const double sum = weights.value();
         r.lse(b, h, i, 0) = m + std::log(sum);
 
         // 4. p_j = exp(s_j − m) / Σ and o = Σ_j p_j v_j; forbidden values are never touched.
+        std::vector<compensated_sum> out(static_cast<std::size_t>(n.d_v));
         for (index_t j = 0; j < n.n_kv; ++j) {
           double& p = r.weights(b, h, i, j);
           if (p == forbidden) {
@@ -92,11 +113,13 @@ dense_result dense_attention(const tensor& q, const tensor& k, const tensor& v,
           }
           p = std::exp(p - m) / sum;
           for (index_t c = 0; c < n.d_v; ++c) {
-            r.out(b, h, i, c) += p * v(b, g, j, c);
+            out[static_cast<std::size_t>(c)].add(p * v(b, g, j, c));
             double& bound = r.value_bound(b, h, i, 0);
             bound = std::max(bound, std::abs(v(b, g, j, c)));
           }
         }
+        for (index_t c = 0; c < n.d_v; ++c)
+          r.out(b, h, i, c) = out[static_cast<std::size_t>(c)].value();
       }
     }
   }
