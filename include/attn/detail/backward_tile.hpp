@@ -1,57 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// One tile of queries in the backward pass: its operands and its dQ, and what one run of keys means
-// to them.
+// One tile of queries in the backward pass: its operands and its dQ.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
-#include <attn/detail/backward_products.hpp>
 #include <attn/detail/packing.hpp>
 #include <attn/detail/tile_ranges.hpp>
 
 namespace attn::detail {
-
-/// Up to 3 vectors of queries, in scratch memory. Transposed for products over keys, row by row for
-/// products over queries; rows are ld = d rounded up to whole vectors apart.
-template <class T, class Arch>
-struct backward_tile {
-  index_t first_row, n_rows;
-  T* qt;       // [d_qk][QS]  scale · q
-  T* dot;      // [d_v ][QS]  scale · d_out
-  T* dqt;      // [d_qk][QS]  d_q
-  T* q;        // [n_rows][ld_qk]
-  T* d_out;    // [n_rows][ld_v]
-  T* neg_lse;  // [QS]  −lse
-  T* neg_d;    // [QS]  −scale · D
-  T *lo, *hi;  // [QS]  allowed keys of each lane, from the start of the block
-  tile_ranges<T, Arch> ranges;
-  bool rows_checked, rows_finite;  // q and d_out hold neither inf nor NaN
-  bool has_d_q;                    // dqt has been written
-};
-
-/// A block of keys and values and the sums of their gradients.
-template <class T>
-struct backward_block {
-  const T* k;
-  index_t ldk;
-  const T* v;
-  index_t ldv;
-  T* d_k;         // [n_keys][ld_qk]
-  T* d_v;         // [n_keys][ld_v]
-  bool k_finite;  // only looked at where runs are masked
-};
-
-/// Scratch that the tiles of a thread share. A block is [key_block + MR][QS].
-template <class T>
-struct backward_scratch {
-  T* p;
-  T* g;
-  T* slope;   // null where scores reach the softmax as they are but for numbers added
-  T* bias;    // null without a bias rule
-  T* padded;  // [MR][max(d_qk, d_v)]
-};
 
 [[nodiscard]] constexpr index_t round_up(index_t n, index_t multiple) noexcept {
   return (n + multiple - 1) / multiple * multiple;
@@ -89,114 +46,80 @@ template <class T, class Arch>
   return total;
 }
 
-/// Which gradients a walk over keys adds to.
-struct backward_wants {
-  bool d_q, d_kv;
-};
-
-/// The products of a tile and a block. `map(p, slope, run)` turns scores in p into weights where
-/// softcap or a rule of kind function asks for it.
+/// Up to 3 vectors of queries, in scratch memory. Transposed for products over keys, row by row for
+/// products over queries; rows are ld = d rounded up to whole vectors apart.
 template <class T, class Arch>
-class backward_fold {
+struct backward_tile {
+  index_t first_row, n_rows;
+  T* qt;       // [d_qk][QS]  scale · q
+  T* dot;      // [d_v ][QS]  scale · d_out
+  T* dqt;      // [d_qk][QS]  d_q
+  T* q;        // [n_rows][ld_qk]
+  T* d_out;    // [n_rows][ld_v]
+  T* neg_lse;  // [QS]  −lse
+  T* neg_d;    // [QS]  −scale · D
+  T *lo, *hi;  // [QS]  allowed keys of each lane, from the start of the block
+  tile_ranges<T, Arch> ranges;
+  bool rows_checked, rows_finite;  // q and d_out hold neither inf nor NaN
+  bool has_d_q;                    // dqt has been written
+
   static constexpr int W = tile_size<T, Arch>::width, QS = tile_size<T, Arch>::max_rows;
 
- public:
-  backward_fold(backward_tile<T, Arch>& tile, backward_block<T>& block,
-                const backward_scratch<T>& scratch, index_t d_qk, index_t d_v,
-                backward_wants wants) noexcept
-      : t_(tile), b_(block), w_(scratch), d_qk_(d_qk), d_v_(d_v), wants_(wants) {}
-
-  /// Weights from ranges of keys alone, or with a bias tile.
-  template <masking M>
-  void fold(const key_run& run) noexcept {
-    on_vectors(run.v1 - run.v0, [&]<int N>() {
-      const index_t lane = run.v0 * W, at = run.first * QS + lane;
-      const tiles::lane_product<T> qk = scores_of(run, t_.neg_lse + lane);
-      const tiles::lane_mask<T> mask{t_.lo + lane, t_.hi + lane, run.first,
-                                     M == masking::bias ? w_.bias + at : nullptr};
-      if (run.masked)
-        tiles::weights<T, Arch, N, QS, M>(qk, mask, w_.p + at);
-      else
-        tiles::weights<T, Arch, N, QS, masking::none>(qk, mask, w_.p + at);
-      accumulate<N>(run, nullptr);
-    });
+  /// All but the lse and the ranges. `staging` [QS][d_v].
+  void load(const row_source<T>& q_rows, const row_source<T>& d_out_rows,
+            const row_source<T>& out_rows, T scale, index_t d_qk, index_t d_v,
+            T* staging) noexcept {
+    const index_t ld_qk = round_up(d_qk, W), ld_v = round_up(d_v, W);
+    // 1. Rows as they are, and transposed and scaled.
+    read(q_rows, d_qk, q, ld_qk);
+    read(d_out_rows, d_v, d_out, ld_v);
+    transpose_in<T, Arch>(q, ld_qk, n_rows, d_qk, scale, qt, QS);
+    transpose_in<T, Arch>(d_out, ld_v, n_rows, d_v, scale, dot, QS);
+    // 2. D.
+    const T* out = staging;
+    index_t ld_out = d_v;
+    if (out_rows.direct != nullptr)
+      out = out_rows.direct + first_row * out_rows.row_stride, ld_out = out_rows.row_stride;
+    else
+      out_rows.read(first_row, n_rows, d_v, staging, d_v);
+    for (index_t r = 0; r < n_rows; ++r) {
+      neg_d[r] = -scale * dot_product<T, Arch>(d_out + r * ld_v, out + r * ld_out, d_v);
+    }
+    // 3. Padding lanes and empty state.
+    std::fill(neg_d + n_rows, neg_d + QS, T(0));
+    std::fill(neg_lse + n_rows, neg_lse + QS, T(0));
+    rows_checked = false;
+    has_d_q = false;
   }
 
-  /// Weights from scores that pass through `map(run)` in w.p, all forbidden pairs to −0; it leaves
-  /// d(mapped score)/d(score) in w.slope.
-  template <class Map>
-  void fold_mapped(const key_run& run, const Map& map) noexcept {
-    alignas(64) T zero[QS] = {};
-    on_vectors(run.v1 - run.v0, [&]<int N>() {
-      tiles::scores<T, Arch, N, QS>(scores_of(run, zero), w_.p + run.first * QS);
-      map(run);
-      accumulate<N>(run, w_.slope + run.first * QS);
-    });
+  /// Sets rows_finite.
+  void look_for_non_finite(index_t d_qk, index_t d_v) noexcept {
+    if (rows_checked) return;
+    rows_finite = all_finite<T, Arch>(q, round_up(d_qk, W), n_rows, d_qk) &&
+                  all_finite<T, Arch>(d_out, round_up(d_v, W), n_rows, d_v);
+    rows_checked = true;
+  }
+
+  /// `one` [QS] of ones, `staging` [QS][d_qk].
+  void store_d_q(const row_sink<T>& rows, index_t d_qk, const T* one, T* staging) noexcept {
+    if (!has_d_q) std::fill_n(dqt, d_qk * QS, T(0));
+    if (rows.direct != nullptr) {
+      transpose_out<T, Arch>(dqt, QS, n_rows, d_qk, one, rows.direct + first_row * rows.row_stride,
+                             rows.row_stride);
+    } else {
+      transpose_out<T, Arch>(dqt, QS, n_rows, d_qk, one, staging, d_qk);
+      rows.write(staging, d_qk, first_row, n_rows, d_qk);
+    }
   }
 
  private:
-  [[nodiscard]] tiles::lane_product<T> scores_of(const key_run& run,
-                                                 const T* start) const noexcept {
-    return {
-        t_.qt + run.v0 * W, b_.k + run.first * b_.ldk, b_.ldk, d_qk_, run.last - run.first, start,
-        w_.padded};
-  }
-
-  // From weights to all gradients.
-  template <int N>
-  void accumulate(const key_run& run, const T* slope) noexcept {
-    const index_t lane = run.v0 * W, at = run.first * QS + lane, n_keys = run.last - run.first;
-    const T* p = w_.p + at;
-    T* g = w_.g + at;
-    // 1. G = P ∘ (dOT·V − D), times the slope of what came between score and softmax.
-    const tiles::lane_product<T> dov{t_.dot + lane, b_.v + run.first * b_.ldv, b_.ldv,   d_v_,
-                                     n_keys,        t_.neg_d + lane,           w_.padded};
-    if (run.masked)
-      tiles::score_gradients<T, Arch, N, QS, true>(dov, p, slope, g);
-    else
-      tiles::score_gradients<T, Arch, N, QS, false>(dov, p, nullptr, g);
-    // 2. dQT += K^T G
-    if (wants_.d_q) {
-      const bool whole = run.v0 == 0 && N == t_.ranges.n_vectors;
-      if (!t_.has_d_q && !whole) std::fill_n(t_.dqt, d_qk_ * QS, T(0));
-      const tiles::pv_operands<T> kg{
-          g, b_.k + run.first * b_.ldk, b_.ldk, n_keys, d_qk_, t_.dqt + lane, !t_.has_d_q && whole};
-      t_.has_d_q = true;
-      if (run.masked && !b_.k_finite)
-        tiles::pv_selective<T, Arch, QS>(kg, N);
-      else
-        tiles::pv<T, Arch, N, QS>(kg);
-    }
-    // 3. dV += P dO, dK += G Q
-    if (wants_.d_kv) {
-      const index_t ld_qk = round_up(d_qk_, W), ld_v = round_up(d_v_, W);
-      const index_t n_rows = std::min<index_t>(N * W, t_.n_rows - lane);
-      const tiles::column_product<T> dv{
-          p, t_.d_out + lane * ld_v, ld_v, b_.d_v + run.first * ld_v, ld_v, n_keys, n_rows, ld_v};
-      const tiles::column_product<T> dk{
-          g, t_.q + lane * ld_qk, ld_qk, b_.d_k + run.first * ld_qk, ld_qk, n_keys, n_rows, ld_qk};
-      if (run.masked && !t_.rows_finite) {
-        tiles::columns_selective<T, Arch, QS>(dv);
-        tiles::columns_selective<T, Arch, QS>(dk);
-      } else {
-        tiles::columns<T, Arch, QS>(dv);
-        tiles::columns<T, Arch, QS>(dk);
-      }
+  // Rows whose columns past the last are 0.
+  void read(const row_source<T>& rows, index_t columns, T* dst, index_t ld) const noexcept {
+    rows.read(first_row, n_rows, columns, dst, ld);
+    for (index_t r = 0; r < n_rows && columns < ld; ++r) {
+      std::fill(dst + r * ld + columns, dst + (r + 1) * ld, T(0));
     }
   }
-
-  template <class F>
-  static void on_vectors(int n, const F& f) noexcept {
-    if (n == 3) return f.template operator()<3>();
-    if (n == 2) return f.template operator()<2>();
-    f.template operator()<1>();
-  }
-
-  backward_tile<T, Arch>& t_;
-  backward_block<T>& b_;
-  const backward_scratch<T>& w_;
-  index_t d_qk_, d_v_;
-  backward_wants wants_;
 };
 
 }  // namespace attn::detail

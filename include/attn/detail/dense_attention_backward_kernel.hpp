@@ -19,12 +19,11 @@
 #include <limits>
 
 #include <attn/context.hpp>
-#include <attn/detail/backward_tile.hpp>
+#include <attn/detail/backward_fold.hpp>
+#include <attn/detail/backward_scores.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
 #include <attn/detail/head_access.hpp>
-#include <attn/detail/score_slope.hpp>
 #include <attn/simd/fp_environment.hpp>
-#include <attn/simd/math.hpp>
 
 namespace attn::detail {
 
@@ -95,7 +94,6 @@ class dense_backward_worker {
 
   /// Gradients of the queries of one walk.
   void run_queries(index_t b, index_t h, index_t walk) noexcept {
-    first_key_ = 0;
     run_walk(b, h, walk, {0, c_.n_kv}, {true, false});
   }
 
@@ -120,6 +118,7 @@ class dense_backward_worker {
     w_.padded = memory.take<T>(MR * std::max(c_.d_qk, c_.d_v));
     rows_ = memory.take<T>(QS * std::max(c_.d_qk, c_.d_v));
     one_ = memory.take<T>(QS);
+    if (one_ != nullptr) std::fill_n(one_, QS, T(1));
     const index_t wanted = std::min<index_t>(walk_tiles, (c_.n_q + W - 1) / W);
     for (index_t i = 0; i < wanted; ++i) {
       backward_tile<T, Arch>& t = tiles_[static_cast<std::size_t>(i)];
@@ -156,53 +155,26 @@ class dense_backward_worker {
     }
     seen = {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
     if (seen.begin >= seen.end && !wants.d_q) return;
-    for (std::size_t i = 0; i < n_tiles; ++i) load_tile(tiles_[i]);
+    const row_source<T> q = c_.q(b, h), d_out = c_.d_out(b, h), out = c_.out(b, h);
+    for (std::size_t i = 0; i < n_tiles; ++i) {
+      backward_tile<T, Arch>& t = tiles_[i];
+      t.load(q, d_out, out, c_.scale, c_.d_qk, c_.d_v, rows_);
+      for (index_t r = 0; r < t.n_rows; ++r) t.neg_lse[r] = -c_.lse(b, h, t.first_row + r, 0);
+    }
     // 2. Blocks of keys; first_key_ is a multiple of key_block.
     for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
       const index_t k1 = std::min(k0 + key_block, seen.end);
-      load_block(k0, k1);
+      load_block(k0, k1, wants.d_kv);
       for (std::size_t i = 0; i < n_tiles; ++i) fold(tiles_[i], k0, k1, wants);
     }
     // 3. dQ.
     if (!wants.d_q) return;
-    for (std::size_t i = 0; i < n_tiles; ++i) store_d_q(tiles_[i]);
-  }
-
-  // Rows of q and d_out as they are and transposed, lse, D.
-  void load_tile(backward_tile<T, Arch>& t) noexcept {
-    const index_t row = t.first_row, n = t.n_rows;
-    read_rows(c_.q(b_, h_), row, n, c_.d_qk, t.q, ld_qk_);
-    read_rows(c_.d_out(b_, h_), row, n, c_.d_v, t.d_out, ld_v_);
-    transpose_in<T, Arch>(t.q, ld_qk_, n, c_.d_qk, c_.scale, t.qt, QS);
-    transpose_in<T, Arch>(t.d_out, ld_v_, n, c_.d_v, c_.scale, t.dot, QS);
-    const row_source<T> out = c_.out(b_, h_);
-    const T* o = rows_;
-    index_t ld_o = c_.d_v;
-    if (out.direct != nullptr)
-      o = out.direct + row * out.row_stride, ld_o = out.row_stride;
-    else
-      out.read(row, n, c_.d_v, rows_, c_.d_v);
-    std::fill_n(t.neg_lse, QS, T(0));
-    std::fill_n(t.neg_d, QS, T(0));
-    for (index_t r = 0; r < n; ++r) {
-      t.neg_lse[r] = -c_.lse(b_, h_, row + r, 0);
-      t.neg_d[r] = -c_.scale * dot_product<T, Arch>(t.d_out + r * ld_v_, o + r * ld_o, c_.d_v);
-    }
-    t.rows_checked = false;
-    t.has_d_q = false;
-  }
-
-  // Rows whose columns past the last are 0.
-  static void read_rows(const row_source<T>& x, index_t first, index_t rows, index_t columns,
-                        T* dst, index_t ld) noexcept {
-    x.read(first, rows, columns, dst, ld);
-    for (index_t r = 0; r < rows && columns < ld; ++r) {
-      std::fill(dst + r * ld + columns, dst + (r + 1) * ld, T(0));
-    }
+    const row_sink<T> dq = c_.dq(b, h);
+    for (std::size_t i = 0; i < n_tiles; ++i) tiles_[i].store_d_q(dq, c_.d_qk, one_, rows_);
   }
 
   // Keys [k0, k1): as they lie where rows are dense, else packed.
-  void load_block(index_t k0, index_t k1) noexcept {
+  void load_block(index_t k0, index_t k1, bool with_sums) noexcept {
     const auto load = [&](const row_source<T>& x, index_t d, T* packed, const T*& rows,
                           index_t& ld) {
       rows = packed, ld = d;
@@ -213,8 +185,10 @@ class dense_backward_worker {
     };
     load(k_, c_.d_qk, packed_k_, block_.k, block_.ldk);
     load(v_, c_.d_v, packed_v_, block_.v, block_.ldv);
-    block_.d_k = sum_k_ + (k0 - first_key_) * ld_qk_;
-    block_.d_v = sum_v_ + (k0 - first_key_) * ld_v_;
+    if (with_sums) {
+      block_.d_k = sum_k_ + (k0 - first_key_) * ld_qk_;
+      block_.d_v = sum_v_ + (k0 - first_key_) * ld_v_;
+    }
     block_checked_ = false;
   }
 
@@ -233,7 +207,9 @@ class dense_backward_worker {
     if (is_mapped()) {
       look_for_non_finite(t, k1 - k0);
       if (has_bias) t.ranges.complete(pairs);
-      return fold.fold_mapped(everything, [&](const key_run& run) { map_scores(t, pairs, run); });
+      return fold.fold_mapped(everything, [&](const key_run& run) {
+        weigh_scores(rule_, c_.softcap, b_, h_, t, k0, run, w_);
+      });
     }
     if constexpr (has_bias) {
       if (effect == tile_effect::some) {
@@ -258,74 +234,7 @@ class dense_backward_worker {
       block_.k_finite = all_finite<T, Arch>(block_.k, block_.ldk, n_keys, c_.d_qk);
       block_checked_ = true;
     }
-    if (!t.rows_checked) {
-      t.rows_finite = all_finite<T, Arch>(t.q, ld_qk_, t.n_rows, c_.d_qk) &&
-                      all_finite<T, Arch>(t.d_out, ld_v_, t.n_rows, c_.d_v);
-      t.rows_checked = true;
-    }
-  }
-
-  // Softcap, rule and softmax on the scores of a run in w_.p; their slope.
-  void map_scores(const backward_tile<T, Arch>& t, const bias_tile<T>& pairs,
-                  const key_run& run) const noexcept {
-    const index_t begin = run.first * QS, end = run.last * QS;
-    const B cap(c_.softcap), inverse(c_.softcap == T(0) ? T(0) : T(1) / c_.softcap);
-    for (index_t x = begin; x < end; x += W) {
-      B slope(T(1));
-      if (c_.softcap != T(0)) {
-        const B y = simd::tanh<T, Arch>(simd::load<T, Arch>(w_.p + x) * inverse);
-        slope = (B(T(1)) - y) * (B(T(1)) + y);
-        (cap * y).store_aligned(w_.p + x);
-      }
-      slope.store_aligned(w_.slope + x);
-    }
-    if constexpr (has_function) apply_function(t, pairs, run);
-    alignas(64) T lo[QS], hi[QS];
-    t.ranges.bounds(pairs.j0, lo, hi);
-    for (index_t key = run.first; key < run.last; ++key) {
-      for (int lane = 0; lane < run.v1 * W; lane += W) {
-        T* p = w_.p + key * QS + lane;
-        const B at(static_cast<T>(key)), s = simd::load<T, Arch>(p);
-        B bias(T(0));
-        if (has_bias) bias = simd::load<T, Arch>(w_.bias + key * QS + lane);
-        const auto allowed = (simd::load<T, Arch>(lo + lane) <= at) &
-                             (at < simd::load<T, Arch>(hi + lane)) & (bias != B(-infinity)) &
-                             (s != B(-infinity));
-        const B e = tiles::weight<T, Arch>(s + bias + simd::load<T, Arch>(t.neg_lse + lane));
-        xsimd::select(allowed, e, B(T(-0.0))).store_aligned(p);
-      }
-    }
-  }
-
-  // The rule itself, pair by pair, where ranges allow it, and its slope where it has one.
-  void apply_function(const backward_tile<T, Arch>& t, const bias_tile<T>& pairs,
-                      const key_run& run) const noexcept {
-    for (index_t r = 0; r < t.n_rows; ++r) {
-      const key_range keys = t.ranges.lane[static_cast<std::size_t>(r)];
-      const index_t first = std::max(keys.begin, pairs.j0 + run.first);
-      const index_t last = std::min(keys.end, pairs.j0 + run.last);
-      for (index_t j = first; j < last; ++j) {
-        const index_t at = (j - pairs.j0) * QS + r, i = t.first_row + r;
-        T& score = w_.p[at];
-        if constexpr (has_slope<Rule>) {
-          w_.slope[at] *= slope_of<T>(rule_, score, b_, h_, i, j);
-        }
-        if (score != -infinity) score = rule_(score, b_, h_, i, j);
-      }
-    }
-  }
-
-  void store_d_q(backward_tile<T, Arch>& t) noexcept {
-    if (!t.has_d_q) std::fill_n(t.dqt, c_.d_qk * QS, T(0));
-    std::fill_n(one_, QS, T(1));
-    const row_sink<T> dq = c_.dq(b_, h_);
-    if (dq.direct != nullptr) {
-      transpose_out<T, Arch>(t.dqt, QS, t.n_rows, c_.d_qk, one_,
-                             dq.direct + t.first_row * dq.row_stride, dq.row_stride);
-    } else {
-      transpose_out<T, Arch>(t.dqt, QS, t.n_rows, c_.d_qk, one_, rows_, c_.d_qk);
-      dq.write(rows_, c_.d_qk, t.first_row, t.n_rows, c_.d_qk);
-    }
+    t.look_for_non_finite(c_.d_qk, c_.d_v);
   }
 
   const dense_backward_problem<T>& c_;
