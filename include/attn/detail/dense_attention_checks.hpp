@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string_view>
 
+#include <attn/detail/amx_attention.hpp>
 #include <attn/detail/checks.hpp>
 #include <attn/detail/decode_attention_kernel.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
@@ -129,6 +130,13 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
           },
       .lse = lse,
   };
+  // On AMX tiles where they are faster; never a strict call.
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr bool all_bfloat16 = std::is_same_v<std::remove_const_t<Q>, Eigen::bfloat16> &&
+                                  std::is_same_v<std::remove_const_t<K>, Eigen::bfloat16> &&
+                                  std::is_same_v<std::remove_const_t<V>, Eigen::bfloat16>;
+    if (dense_attention_on_tiles<Arch>(problem, rule, options.precision, all_bfloat16, ctx)) return;
+  }
   // A strict call has one order of summation for every n_q.
   const bool few = problem.n_q <= decode_max_queries<T, Arch>;
   if (few && options.precision != precision_mode::strict) {
