@@ -39,6 +39,17 @@ foreach(source IN LISTS sources)
   endforeach()
 endforeach()
 
+# attn.hpp is everything in the library.
+file(READ ${ROOT}/include/attn/attn.hpp umbrella)
+file(GLOB headers RELATIVE ${ROOT}/include ${ROOT}/include/attn/*.hpp)
+list(REMOVE_ITEM headers attn/attn.hpp)
+foreach(header IN LISTS headers)
+  string(FIND "${umbrella}" "#include <${header}>\n" position)
+  if(position EQUAL -1)
+    breach(${ROOT}/include/attn/attn.hpp "does not include <${header}>")
+  endif()
+endforeach()
+
 if(breaches)
   message(FATAL_ERROR "\n${breaches}")
 endif()
