@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
 # c++ main.cpp $(pkg-config --cflags --libs attn), then runs it.
+cmake_minimum_required(VERSION 3.25)
 set(ENV{PKG_CONFIG_PATH} ${PKG_CONFIG_PATH})
 execute_process(
   COMMAND ${PKG_CONFIG} --modversion attn

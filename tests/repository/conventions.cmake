@@ -2,6 +2,7 @@
 #
 # cmake -D ROOT=<repository> -P conventions.cmake: what every source file has, as design and CONTRIBUTING
 # promise it. Prints each breach and fails if there is one.
+cmake_minimum_required(VERSION 3.25)
 set(breaches "")
 function(breach file text)
   cmake_path(RELATIVE_PATH file BASE_DIRECTORY ${ROOT})

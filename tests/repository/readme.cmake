@@ -3,6 +3,7 @@
 # cmake -D ROOT=<repository> -P readme.cmake: the example shown in README.md is examples/readme.cpp to the
 # letter (its SPDX line and the empty line after it aside), and its table names the headers of
 # include/attn/, and no others.
+cmake_minimum_required(VERSION 3.25)
 file(READ ${ROOT}/README.md readme)
 file(READ ${ROOT}/examples/readme.cpp example)
 string(REGEX REPLACE "^// SPDX[^\n]*\n+" "" example "${example}")
