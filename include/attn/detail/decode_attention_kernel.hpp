@@ -11,12 +11,17 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <limits>
 
-#include <attn/detail/dense_attention_kernel.hpp>
+#include <attn/context.hpp>
+#include <attn/detail/decode_products.hpp>
+#include <attn/detail/dense_problem.hpp>
+#include <attn/detail/scratch_carver.hpp>
+#include <attn/score_rule.hpp>
+#include <attn/simd/fp_environment.hpp>
+#include <attn/simd/math.hpp>
 #include <attn/simd/reduce.hpp>
 
 namespace attn::detail {
@@ -29,9 +34,7 @@ template <class T, class Arch, score_rule Rule>
 class decode_worker {
   using B = simd::batch<T, Arch>;
   static constexpr int W = simd::width<T, Arch>;
-  static constexpr int K = simd::lane_columns<T>;  // keys whose sums are taken together
-  static constexpr int block_keys = 32;
-  static constexpr int tile_rows = 4;
+  static constexpr int block_keys = decode::block_keys;
   static constexpr T infinity = std::numeric_limits<T>::infinity();
 
  public:
@@ -97,7 +100,7 @@ class decode_worker {
     ld_q_ = (c_.d_qk + W - 1) / W * W;
     ld_out_ = (c_.d_v + W - 1) / W * W;
     q_ = memory.take<T>(n_rows_ * ld_q_);
-    s_ = memory.take<T>(tile_rows * block_keys);
+    s_ = memory.take<T>(decode::tile_rows * block_keys);
     k_copy_ = memory.take<T>(block_keys * c_.d_qk);
     v_copy_ = memory.take<T>(block_keys * c_.d_v);
     ranges_ = memory.take<key_range>(n_rows_);
@@ -155,104 +158,38 @@ class decode_worker {
     else
       v_.read(first, n, c_.d_v, v_copy_, ldv);
     v_state_ = finiteness::unknown;
-    // 2. Row by row tile; the first one asks for the next block.
-    for (index_t r = 0; r < n_rows_; r += tile_rows) {
-      const tile t{r, k0, first, last, k, ldk, v, ldv};
-      switch (std::min<index_t>(tile_rows, n_rows_ - r)) {
-      case 4:
-        fold_tile<4>(t);
-        break;
-      case 3:
-        fold_tile<3>(t);
-        break;
-      case 2:
-        fold_tile<2>(t);
-        break;
-      default:
-        fold_tile<1>(t);
+    // 2. Row tile by row tile.
+    for (index_t r = 0; r < n_rows_; r += decode::tile_rows) {
+      const index_t rows = std::min<index_t>(decode::tile_rows, n_rows_ - r);
+      decode::operands<T> a{q_ + r * ld_q_,
+                            ld_q_,
+                            k,
+                            ldk,
+                            c_.d_qk,
+                            v,
+                            ldv,
+                            c_.d_v,
+                            n,
+                            s_ + (first - k0),
+                            state_.output + r * ld_out_,
+                            ld_out_,
+                            r == 0};
+      decode::on_rows(rows, [&]<int R>() { decode::scores<T, Arch, R>(a); });
+      bool forbids = false;
+      for (index_t x = 0; x < rows; ++x)
+        forbids |= weigh(r + x, s_ + x * block_keys, k0, first, last);
+      if (forbids && !values_finite(a)) {
+        decode::selective_values<T, Arch>(a, static_cast<int>(rows));
+      } else {
+        decode::on_rows(rows, [&]<int R>() { decode::values<T, Arch, R>(a); });
       }
     }
   }
 
-  struct tile {
-    index_t row, k0, first, last;
-    const T* k;
-    index_t ldk;
-    const T* v;
-    index_t ldv;
-  };
-
-  template <int R>
-  void fold_tile(const tile& t) noexcept {
-    scores<R>(t);
-    bool forbids = false;
-    for (int r = 0; r < R; ++r) forbids |= weigh(t, r);
-    if (forbids && !values_finite(t)) {
-      for (int r = 0; r < R; ++r) selective_values(t, r);
-      return;
-    }
-    index_t c = 0;
-    for (; c + 4 * W <= c_.d_v; c += 4 * W) values<R, 4>(t, c);
-    for (; c + W <= c_.d_v; c += W) values<R, 1>(t, c);
-    if (c < c_.d_v) values<R, 0>(t, c);
-  }
-
-  // s[r][j] = q_r · k_j
-  template <int R>
-  void scores(const tile& t) noexcept {
-    const T* q = q_ + t.row * ld_q_;
-    const index_t n = t.last - t.first, at = t.first - t.k0;
-    const bool ahead = t.row == 0;
-    for (index_t j = 0; j < n; j += K) {
-      // The last group repeats its last key rather than read past it.
-      std::array<const T*, K> k;
-      for (int x = 0; x < K; ++x) {
-        k[static_cast<std::size_t>(x)] = t.k + std::min<index_t>(j + x, n - 1) * t.ldk;
-      }
-      B a[R][K];
-      ATTN_UNROLL for (int r = 0; r < R; ++r) {
-        ATTN_UNROLL for (int x = 0; x < K; ++x) a[r][x] = B(T(0));
-      }
-      const auto step = [&](index_t c, const auto& load) ATTN_LAMBDA_INLINE {
-        B key[K];
-        ATTN_UNROLL for (int x = 0; x < K; ++x) key[x] = load(k[static_cast<std::size_t>(x)] + c);
-        ATTN_UNROLL for (int r = 0; r < R; ++r) {
-          const B query = simd::load<T, Arch>(q + r * ld_q_ + c);
-          ATTN_UNROLL for (int x = 0; x < K; ++x) {
-            a[r][x] = simd::multiply_add(key[x], query, a[r][x]);
-          }
-        }
-      };
-      index_t c = 0;
-      for (; c + W <= c_.d_qk; c += W) {
-        if (ahead) prefetch(k, c, t.ldk);
-        step(c, [](const T* p) ATTN_LAMBDA_INLINE { return simd::load_unaligned<T, Arch>(p); });
-      }
-      if (const index_t rest = c_.d_qk - c; rest > 0) {
-        step(c, [rest](const T* p)
-                    ATTN_LAMBDA_INLINE { return simd::load_partial<T, Arch>(p, rest); });
-      }
-      ATTN_UNROLL for (int r = 0; r < R; ++r) {
-        T sums[K];
-        simd::sums<T, Arch>(a[r], sums);
-        const auto valid = static_cast<std::size_t>(std::min<index_t>(K, n - j));
-        std::copy_n(sums, valid, s_ + r * block_keys + at + j);
-      }
-    }
-  }
-
-  // One block ahead (16 KB at d = 128): 26.9 instead of 23.9 GB/s.
-  static ATTN_INLINE void prefetch(const std::array<const T*, K>& rows, index_t c,
-                                   index_t ld) noexcept {
-    ATTN_UNROLL for (int x = 0; x < K; ++x) {
-      __builtin_prefetch(rows[static_cast<std::size_t>(x)] + block_keys * ld + c, 0, 3);
-    }
-  }
-
-  // Scores of row r to weights; true if some key of the block is forbidden.
-  bool weigh(const tile& t, int r) noexcept {
-    T* s = s_ + r * block_keys;
-    const index_t row = t.row + r, h = head_of(row), i = row % c_.n_q;
+  // Scores s of a row and the keys [first, last) of the block at k0 to weights; true if some key of
+  // the block is forbidden.
+  bool weigh(index_t row, T* s, index_t k0, index_t first, index_t last) noexcept {
+    const index_t h = head_of(row), i = row % c_.n_q;
     // 1. Softcap, rule, range; what is outside of the block's valid keys is forbidden too.
     if (c_.softcap != T(0)) {
       const B cap(c_.softcap), inverse(T(1) / c_.softcap);
@@ -260,13 +197,13 @@ class decode_worker {
         (cap * simd::tanh<T, Arch>(simd::load<T, Arch>(s + j) * inverse)).store_aligned(s + j);
       }
     }
-    const index_t lo = std::max(t.first, ranges_[row].begin) - t.k0;
-    const index_t hi = std::max(lo, std::min(t.last, ranges_[row].end) - t.k0);
+    const index_t lo = std::max(first, ranges_[row].begin) - k0;
+    const index_t hi = std::max(lo, std::min(last, ranges_[row].end) - k0);
     std::fill(s, s + std::min<index_t>(lo, block_keys), -infinity);
     if (hi < block_keys) std::fill(s + hi, s + block_keys, -infinity);
     if constexpr (Rule::kind != rule_kind::range) {
       for (index_t j = lo; j < hi; ++j) {
-        if (s[j] != -infinity) s[j] = rule_(s[j], b_, h, i, t.k0 + j);
+        if (s[j] != -infinity) s[j] = rule_(s[j], b_, h, i, k0 + j);
       }
     }
     // 2. The running maximum; what came before in terms of it.
@@ -299,62 +236,11 @@ class decode_worker {
     return forbids;
   }
 
-  // o_r += Σ_j p_rj v_j for N vectors of columns from c; N = 0: the last columns, fewer than W.
-  template <int R, int N>
-  void values(const tile& t, index_t c) noexcept {
-    constexpr int vectors = N == 0 ? 1 : N;
-    const index_t n = t.last - t.first, rest = c_.d_v - c;
-    const T* p = s_ + (t.first - t.k0);
-    T* o = state_.output + t.row * ld_out_ + c;
-    B a[R][vectors];
-    ATTN_UNROLL for (int r = 0; r < R; ++r) {
-      ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-        a[r][x] = simd::load<T, Arch>(o + r * ld_out_ + x * W);
-      }
-    }
-    const T* v = t.v + c;
-    for (index_t j = 0; j < n; ++j, v += t.ldv) {
-      B value[vectors];
-      ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-        if (t.row == 0) __builtin_prefetch(v + block_keys * t.ldv + x * W, 0, 3);
-        value[x] = N == 0 ? simd::load_partial<T, Arch>(v, rest)
-                          : simd::load_unaligned<T, Arch>(v + x * W);
-      }
-      ATTN_UNROLL for (int r = 0; r < R; ++r) {
-        const B weight(p[r * block_keys + j]);
-        ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-          a[r][x] = simd::multiply_add(weight, value[x], a[r][x]);
-        }
-      }
-    }
-    ATTN_UNROLL for (int r = 0; r < R; ++r) {
-      ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-        a[r][x].store_aligned(o + r * ld_out_ + x * W);
-      }
-    }
-  }
-
-  // The same where V holds an infinity or NaN that the row may not see: same order, same bits.
-  void selective_values(const tile& t, int r) noexcept {
-    const index_t n = t.last - t.first;
-    const T* p = s_ + r * block_keys + (t.first - t.k0);
-    T* o = state_.output + (t.row + r) * ld_out_;
-    for (index_t j = 0; j < n; ++j) {
-      if (std::signbit(p[j]) && p[j] == T(0)) continue;
-      const T* v = t.v + j * t.ldv;
-      for (index_t c = 0; c < c_.d_v; c += W) {
-        const B value = c + W <= c_.d_v ? simd::load_unaligned<T, Arch>(v + c)
-                                        : simd::load_partial<T, Arch>(v + c, c_.d_v - c);
-        simd::multiply_add(B(p[j]), value, simd::load<T, Arch>(o + c)).store_aligned(o + c);
-      }
-    }
-  }
-
-  [[nodiscard]] bool values_finite(const tile& t) noexcept {
+  [[nodiscard]] bool values_finite(const decode::operands<T>& a) noexcept {
     if (v_state_ == finiteness::unknown) {
       T bad = 0;
-      for (index_t j = 0; j < t.last - t.first; ++j) {
-        for (index_t c = 0; c < c_.d_v; ++c) bad += t.v[j * t.ldv + c] * T(0);
+      for (index_t j = 0; j < a.n_keys; ++j) {
+        for (index_t c = 0; c < c_.d_v; ++c) bad += a.v[j * a.ldv + c] * T(0);
       }
       v_state_ = bad == T(0) ? finiteness::finite : finiteness::not_finite;
     }

@@ -95,7 +95,7 @@ class tile_fold {
       : t_(tile), b_(block), w_(scratch), d_qk_(d_qk), d_v_(d_v) {}
 
   /// Folds the keys of `runs` into the tile.
-  void fold(const key_run* runs, int n_runs) noexcept {
+  __attribute__((noinline)) void fold(const key_run* runs, int n_runs) noexcept {
     save_sums();
     for (int r = 0; r < n_runs; ++r) weigh(runs[r]);
     if (const bool ok = sums_in_range(); !ok) [[unlikely]] {
@@ -165,7 +165,7 @@ class tile_fold {
 
   // Keys [first, first + MR) of a run while some lane waits for its first key: a waiting lane that
   // sees one of them takes its m. For the others it is qk_softmax_tile to the bit.
-  void anchor(const key_run& run) noexcept {
+  __attribute__((noinline)) void anchor(const key_run& run) noexcept {
     qk_operands<T> a = operands({run.first, std::min(run.last, run.first + MR), 0, NR, run.masked});
     a.p = w_.s + run.first * QS;
     tiles::qk_scores<T, Arch, NR>(a, t_.negm);
@@ -237,7 +237,7 @@ class tile_fold {
   }
 
   // Scores of all runs into S, −inf where forbidden or in no run.
-  void all_scores(const key_run* runs, int n_runs) noexcept {
+  __attribute__((noinline)) void all_scores(const key_run* runs, int n_runs) noexcept {
     alignas(64) const T zero[QS] = {};
     if (n_runs != 1 || runs[0].last - runs[0].first != b_.n_keys || runs[0].v1 - runs[0].v0 != NR) {
       std::fill_n(w_.s, b_.n_keys * QS, -infinity);
@@ -269,7 +269,7 @@ class tile_fold {
 
   // Weights of the lanes that left the range (or of `every` lane) from the scores in S, with the
   // true running maximum.
-  void rescore(bool every) noexcept {
+  __attribute__((noinline)) void rescore(bool every) noexcept {
     const index_t n = b_.n_keys;
     for (int j = 0; j < QS; j += W) {
       // 1. m: of the block, and of what came before if there was any.
@@ -310,7 +310,7 @@ class tile_fold {
   }
 
   // OT += V^T P
-  void accumulate_values(const key_run& run) noexcept {
+  __attribute__((noinline)) void accumulate_values(const key_run& run) noexcept {
     const bool whole_tile = run.v1 - run.v0 == NR;
     if (!t_.has_output && !whole_tile) std::fill_n(t_.ot, d_v_ * QS, T(0));
     const tiles::pv_operands<T> a{w_.p + run.first * QS + run.v0 * W,
