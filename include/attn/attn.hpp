@@ -4,12 +4,15 @@
 #pragma once
 
 #include <attn/attention_state.hpp>
+#include <attn/attention_weights.hpp>
 #include <attn/context.hpp>
 #include <attn/dense_attention.hpp>
 #include <attn/dense_attention_backward.hpp>
 #include <attn/dense_options.hpp>
+#include <attn/diagnostics.hpp>
 #include <attn/eigen.hpp>
 #include <attn/error.hpp>
+#include <attn/multi_head.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/version.hpp>
 #include <attn/view.hpp>

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include <attn/attention_weights.hpp>
 #include <attn/context.hpp>
 #include <attn/dense_attention_backward.hpp>
 #include <attn/dense_options.hpp>

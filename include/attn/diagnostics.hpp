@@ -70,7 +70,8 @@ struct attention_diagnostics {
 
 namespace detail {
 
-[[nodiscard]] inline head_diagnostics summarise(const head_sums& s, index_t b, index_t h) noexcept {
+template <class Arch>
+[[nodiscard]] head_diagnostics summarise(const head_sums& s, index_t b, index_t h) noexcept {
   const auto share = [](double sum, index_t n) { return sum / static_cast<double>(n); };
   return {
       .batch = b,
@@ -165,10 +166,10 @@ template <viewable Q, viewable K, score_rule R = no_mask, class Arch = simd::def
   detail::head_sums total;
   for (index_t head = 0; head < n_all; ++head) {
     const auto at = static_cast<std::size_t>(head);
-    total.add(sums[at]);
-    result.heads[at] = detail::summarise(sums[at], head / c.n_heads, head % c.n_heads);
+    detail::add_sums<Arch>(total, sums[at]);
+    result.heads[at] = detail::summarise<Arch>(sums[at], head / c.n_heads, head % c.n_heads);
   }
-  result.total = detail::summarise(total, -1, -1);
+  result.total = detail::summarise<Arch>(total, -1, -1);
   return result;
 }
 

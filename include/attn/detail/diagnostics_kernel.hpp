@@ -20,17 +20,19 @@ struct head_sums {
   double largest_of_all = 0;
   double correlation = 0;  // sum over n_correlations heads
   index_t n_correlations = 0;
-
-  void add(const head_sums& x) noexcept {
-    n_rows += x.n_rows, n_empty_rows += x.n_empty_rows, n_nan_rows += x.n_nan_rows;
-    n_flat_rows += x.n_flat_rows, n_pairs += x.n_pairs;
-    n_at_least_0_01 += x.n_at_least_0_01, n_at_least_uniform += x.n_at_least_uniform;
-    entropy += x.entropy, flatness += x.flatness;
-    largest_weight += x.largest_weight, sink_weight += x.sink_weight;
-    largest_of_all = std::max(largest_of_all, x.largest_of_all);
-    correlation += x.correlation, n_correlations += x.n_correlations;
-  }
 };
+
+// A template like all arithmetic that a compiler may put into vectors, and no plain function.
+template <class Arch>
+void add_sums(head_sums& sum, const head_sums& x) noexcept {
+  sum.n_rows += x.n_rows, sum.n_empty_rows += x.n_empty_rows, sum.n_nan_rows += x.n_nan_rows;
+  sum.n_flat_rows += x.n_flat_rows, sum.n_pairs += x.n_pairs;
+  sum.n_at_least_0_01 += x.n_at_least_0_01, sum.n_at_least_uniform += x.n_at_least_uniform;
+  sum.entropy += x.entropy, sum.flatness += x.flatness;
+  sum.largest_weight += x.largest_weight, sum.sink_weight += x.sink_weight;
+  sum.largest_of_all = std::max(sum.largest_of_all, x.largest_of_all);
+  sum.correlation += x.correlation, sum.n_correlations += x.n_correlations;
+}
 
 /// Where the numbers of single rows and keys of a head go.
 struct head_details {
@@ -96,8 +98,9 @@ void add_keys(const tile_of_weights<T, Arch>& t, index_t n_kv, head_sums& sums,
 
 // Pearson's correlation of mass[j] and norm[j] over the keys with seen[j]; NaN where either does
 // not vary or a norm is not finite.
-[[nodiscard]] inline double correlation(const double* mass, const double* norm, const bool* seen,
-                                        index_t n) noexcept {
+template <class Arch>
+[[nodiscard]] double correlation(const double* mass, const double* norm, const bool* seen,
+                                 index_t n) noexcept {
   double count = 0, mean_mass = 0, mean_norm = 0;
   for (index_t j = 0; j < n; ++j) {
     if (seen[j]) count += 1, mean_mass += mass[j], mean_norm += norm[j];
@@ -125,7 +128,7 @@ struct head_scratch {
 };
 
 // ‖k_j‖ of the keys that some row may attend to; no other key is looked at.
-template <class T>
+template <class Arch, class T>
 void key_norms(const weights_problem<T>& c, index_t b, index_t h,
                const head_scratch<T>& s) noexcept {
   const row_source<T> k = c.k_rows(c.k, b, c.kv_head(h));
@@ -155,8 +158,8 @@ head_sums diagnose_head(const weights_problem<T>& c, index_t b, index_t h,
     for (index_t j = 0; j < tile.n_keys; ++j) scratch.seen[tile.first_key + j] |= tile.seen[j];
   }
   // 2. What draws the mass.
-  key_norms(c, b, h, scratch);
-  const double r = correlation(out.mass, scratch.norm, scratch.seen, c.n_kv);
+  key_norms<Arch>(c, b, h, scratch);
+  const double r = correlation<Arch>(out.mass, scratch.norm, scratch.seen, c.n_kv);
   if (std::isfinite(r)) sums.correlation = r, sums.n_correlations = 1;
   return sums;
 }
