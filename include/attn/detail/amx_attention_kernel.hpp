@@ -117,7 +117,7 @@ class worker {
     panel_stride_ = block_chunks * e_.parts_v * part_size;
     packed_k_ = memory.take<std::uint16_t>(chunks * k_size_);
     packed_v_ = memory.take<std::uint16_t>(blocks * panels_ * panel_stride_);
-    chunk_rows_ = memory.take<std::uint8_t>(chunks);
+    chunk_rows_ = memory.take<std::uint8_t>(chunks + block_chunks);
     unsplittable_ = memory.take<std::uint32_t>(chunks);
     holes_ = memory.take<std::uint32_t>(chunks);
     n_chunks_ = chunks;
@@ -223,17 +223,6 @@ class worker {
     chunk_rows_[chunk] = static_cast<std::uint8_t>(n);
     unsplittable_[chunk] = bad;
     holes_[chunk] = holes;
-    prefetch_rows(k_, c_.d_qk, first + n);
-    prefetch_rows(v_, c_.d_v, first + n);
-  }
-  // The rows of the next chunk, on their way while this one is multiplied.
-  void prefetch_rows(const row_source<float>& source, index_t columns, index_t first) noexcept {
-    if (source.direct == nullptr) return;
-    const index_t last = std::min(first + chunk_keys, seen_end_);
-    for (index_t r = first; r < last; ++r) {
-      const float* row = source.direct + r * source.row_stride;
-      for (index_t c = 0; c < columns; c += 16) __builtin_prefetch(row + c, 0, 2);
-    }
   }
   [[nodiscard]] std::uint16_t* values_of(index_t chunk) const noexcept {
     return packed_v_ + chunk / block_chunks * panels_ * panel_stride_ +
@@ -307,14 +296,34 @@ class worker {
     pending_ = s + late_sums;
   }
 
-  // K and V of the next block into L2, a 32nd per chunk of a tile.
+  // What comes next into L2, a 32nd per chunk of a tile: K and V of the next block, as parts or, as
+  // long as they are not split, as rows; in the last block the queries of the next item and the
+  // place of the output.
+  // Addresses and no pointers: they may lie outside of their arrays, or be those of rows that
+  // cannot be read in place. A prefetch of them does nothing.
   [[nodiscard]] const char* prefetch_address(index_t tile, index_t chunk) const noexcept {
-    const index_t next = chunk / block_chunks + 1;
+    const auto address = [](const void* p, index_t bytes) {
+      return reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(bytes);
+    };
+    const index_t next = (chunk / block_chunks + 1) * block_chunks, row = next * chunk_keys;
+    std::uintptr_t first = 0, second = 0;
+    index_t first_bytes = 0;
+    if (row >= seen_end_) {
+      first = address(q_.direct, 4 * (tiles_[0].first_row + item_rows) * q_.row_stride);
+      first_bytes = 4 * item_rows * c_.d_qk;
+      second = address(out_.direct, 4 * tiles_[0].first_row * out_.row_stride);
+    } else if (chunk_rows_[next] == 0) {
+      first = address(k_.direct, 4 * row * k_.row_stride);
+      first_bytes = 4 * block_keys * k_.row_stride;
+      second = address(v_.direct, 4 * row * v_.row_stride);
+    } else {
+      first = address(packed_k_ + next * k_size_, 0);
+      first_bytes = 2 * block_chunks * k_size_;
+      second = address(values_of(next), 0);
+    }
     const index_t at = (tile * block_chunks + chunk % block_chunks) * prefetched_bytes(steps_);
-    const index_t k_bytes = 2 * block_chunks * k_size_;
-    const auto* k = reinterpret_cast<const char*>(packed_k_) + next * k_bytes;
-    const auto* v = reinterpret_cast<const char*>(packed_v_) + next * panels_ * panel_stride_ * 2;
-    return at < k_bytes ? k + at : v + (at - k_bytes);
+    const auto offset = static_cast<std::uintptr_t>(at < first_bytes ? at : at - first_bytes);
+    return reinterpret_cast<const char*>((at < first_bytes ? first : second) + offset);
   }
 
   // Softcap, rule and the like on a chunk of scores, if there is anything; returns the factor that

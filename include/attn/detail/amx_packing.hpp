@@ -20,22 +20,34 @@ struct row_block {
   float factor;
 };
 
-/// Bit r: row r holds a number that cannot be split (infinite, NaN, too large or too small).
-template <class Arch>
-ATTN_AMX_FUNCTION std::uint32_t unsplittable_rows(const row_block& x) noexcept {
+// Rows [first, last) hold nothing but numbers that can be split.
+ATTN_AMX_INLINE bool splittable(const row_block& x, index_t first, index_t last) noexcept {
   const floats factor = simd::amx::fill(x.factor);
-  std::uint32_t bad = 0;
-  for (index_t r = 0; r < x.n_rows; ++r) {
+  const auto tail = simd::amx::first_lanes(x.columns % 16);
+  simd::amx::split_check check;
+  check.start();
+  for (index_t r = first; r < last; ++r) {
     const float* row = x.rows + r * x.ld;
-    simd::amx::split_check check;
-    check.start();
     index_t c = 0;
     for (; c + 16 <= x.columns; c += 16) {
       check.see(simd::amx::multiply(simd::amx::load(row + c), factor));
     }
-    const auto lanes = simd::amx::first_lanes(x.columns - c);
-    check.see(simd::amx::multiply(simd::amx::load_lanes(row + c, lanes), factor));
-    if (!check.good()) bad |= 1u << r;
+    if (c < x.columns) {
+      check.see(simd::amx::multiply(simd::amx::load_lanes(row + c, tail), factor));
+    }
+  }
+  return check.good();
+}
+
+/// Bit r: row r holds a number that cannot be split (infinite, NaN, too large or too small).
+template <class Arch>
+ATTN_AMX_FUNCTION std::uint32_t unsplittable_rows(const row_block& operands) noexcept {
+  const row_block x = operands;
+  if (splittable(x, 0, x.n_rows)) [[likely]]
+    return 0;
+  std::uint32_t bad = 0;
+  for (index_t r = 0; r < x.n_rows; ++r) {
+    if (!splittable(x, r, r + 1)) bad |= 1u << r;
   }
   return bad;
 }
@@ -136,11 +148,10 @@ ATTN_AMX_FUNCTION void write_rows(const float* o, const float* factor, index_t n
       }
       simd::amx::transpose(tile);
       const auto lanes = simd::amx::first_lanes(columns - c);
-      alignas(64) float lines[16][16];
 #pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) simd::amx::store(lines[r], simd::amx::as_floats(tile[r]));
-      for (index_t r = 0; r < rows; ++r) {
-        simd::amx::store_lanes(dst + (r0 + r) * ld + c, simd::amx::load(lines[r]), lanes);
+      for (index_t r = 0; r < 16; ++r) {
+        if (r >= rows) break;
+        simd::amx::store_lanes(dst + (r0 + r) * ld + c, simd::amx::as_floats(tile[r]), lanes);
       }
     }
   }

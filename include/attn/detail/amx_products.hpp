@@ -98,8 +98,11 @@ struct softmax_state {
     if constexpr (Parts::scale_late) {
       a = simd::amx::multiply(a, scale), b = simd::amx::multiply(b, scale);
     }
-    a = simd::amx::exp2(simd::amx::add(a, negm[j]));
-    b = simd::amx::exp2(simd::amx::add(b, negm[j]));
+    a = simd::amx::add(a, negm[j]), b = simd::amx::add(b, negm[j]);
+    if constexpr (Parts::p == 1)
+      a = simd::amx::exp2_rough(a), b = simd::amx::exp2_rough(b);
+    else
+      a = simd::amx::exp2(a), b = simd::amx::exp2(b);
     sum[j] = simd::amx::add(sum[j], simd::amx::add(a, b));
     words part[Parts::p];
     simd::amx::split(a, b, part);

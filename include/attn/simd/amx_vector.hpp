@@ -55,6 +55,16 @@ ATTN_AMX_INLINE floats exp2(floats x) noexcept {
   return _mm512_maskz_scalef_ps(every_word, p, x);
 }
 
+/// The same to 1e-4, for weights that are rounded to 8 bits anyway (Remez exchange, as there).
+ATTN_AMX_INLINE floats exp2_rough(floats x) noexcept {
+  const floats f = _mm512_maskz_reduce_ps(every_word, x, 1 | 8);
+  floats p = fill(0.0770670465f);
+  p = _mm512_fmadd_ps(p, f, fill(0.227644985f));
+  p = _mm512_fmadd_ps(p, f, fill(0.695116788f));
+  p = _mm512_fmadd_ps(p, f, fill(1.0f));
+  return _mm512_maskz_scalef_ps(every_word, p, x);
+}
+
 /// a and b as sums of Parts bfloat16 numbers, the largest first: lane i of part p is the pair of
 /// the p-th parts of a_i (low) and b_i (high). Three parts hold every float whose exponent leaves
 /// room for them, |x| >= smallest_split; two hold 16 bits of it, one 8. Rounds half away from 0.
