@@ -10,6 +10,7 @@
 #include <attn/detail/checks.hpp>
 #include <attn/detail/decode_attention_kernel.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
+#include <attn/detail/erased_rule.hpp>
 
 namespace attn::detail {
 
@@ -130,19 +131,21 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
           },
       .lse = lse,
   };
+  const erased_rule<T, Arch, R::kind> erased(rule);
   // On AMX tiles where they are faster; never a strict call.
   if constexpr (std::is_same_v<T, float>) {
     constexpr bool all_bfloat16 = std::is_same_v<std::remove_const_t<Q>, Eigen::bfloat16> &&
                                   std::is_same_v<std::remove_const_t<K>, Eigen::bfloat16> &&
                                   std::is_same_v<std::remove_const_t<V>, Eigen::bfloat16>;
-    if (dense_attention_on_tiles<Arch>(problem, rule, options.precision, all_bfloat16, ctx)) return;
+    if (dense_attention_on_tiles<Arch>(problem, erased, options.precision, all_bfloat16, ctx))
+      return;
   }
   // A strict call has one order of summation for every n_q.
   const bool few = problem.n_q <= decode_max_queries<T, Arch>;
   if (few && options.precision != precision_mode::strict) {
-    dense_attention_decode<T, Arch>(problem, rule, ctx);
+    dense_attention_decode<T, Arch>(problem, erased, ctx);
   } else {
-    dense_attention_tiled<T, Arch>(problem, rule, ctx);
+    dense_attention_tiled<T, Arch>(problem, erased, ctx);
   }
 }
 
