@@ -233,7 +233,7 @@ class tile_fold {
   }
   [[nodiscard]] auto in_range(int j) const noexcept {
     const B l = simd::load<T, Arch>(t_.l + j), before = simd::load<T, Arch>(t_.l_before + j);
-    return (l <= B(largest_sum<T>)) | (before != before);
+    return (l <= B(largest_sum<T>)) | simd::is_nan(before);
   }
 
   // Scores of all runs into S, −inf where forbidden or in no run.

@@ -58,7 +58,7 @@ template <class T, class Arch, class Lanes>
       bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
     }
     const B sum = bad[0] + bad[1], l = simd::load<T, Arch>(t.l + j);
-    const auto overflow = (sum != sum) & (l == l);
+    const auto overflow = simd::is_nan(sum) & (l == l);
     if (!xsimd::any(overflow)) {
       std::fill_n(lanes.begin() + j, W, false);
       continue;

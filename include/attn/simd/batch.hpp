@@ -69,6 +69,13 @@ ATTN_INLINE batch<T, Arch> multiply_add(const batch<T, Arch>& a, const batch<T, 
   return xsimd::fma(a, b, c);
 }
 
+/// Lanes that are NaN. Not x != x: xsimd 8.1 compares that as "ordered and different" on AVX and
+/// AVX-512, where it is false for NaN.
+template <class T, class Arch>
+ATTN_INLINE auto is_nan(const batch<T, Arch>& x) noexcept {
+  return !(x == x);
+}
+
 /// The larger of x and a bound that is no NaN; a NaN in x stays. xsimd::max keeps or loses it
 /// depending on its version, so on x86 the instruction itself is named: it returns its second
 /// operand where one is NaN.
