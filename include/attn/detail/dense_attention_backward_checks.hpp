@@ -8,6 +8,7 @@
 
 #include <attn/detail/dense_attention_backward_kernel.hpp>
 #include <attn/detail/dense_attention_checks.hpp>
+#include <attn/detail/erased_rule.hpp>
 
 namespace attn::detail {
 
@@ -91,7 +92,11 @@ void dense_attention_backward_checked(std::string_view function, const tensor_vi
       .dk = make_head_sink<T, Arch>(d_k),
       .dv = make_head_sink<T, Arch>(d_v),
   };
-  dense_attention_backward_tiled<T, Arch>(problem, rule, ctx);
+  if constexpr (R::kind == rule_kind::function) {  // may have a slope
+    dense_attention_backward_tiled<T, Arch>(problem, rule, ctx);
+  } else {
+    dense_attention_backward_tiled<T, Arch>(problem, erased_rule<T, Arch, R::kind>(rule), ctx);
+  }
 }
 
 }  // namespace attn::detail
