@@ -66,6 +66,9 @@ row_record play(const tensor& x, const tensor& scores, index_t k, const soft_top
     now.push_back(s);
   }
   if (options.sort != topk_sort::never) sort_by_rank(now);
+  for (survivor& s : now) {
+    if (std::isnan(s.score)) s.score = minus_infinity;  // last among the sources, then as −inf
+  }
 
   // 2. Rounds, until k are left.
   row_record record;

@@ -58,7 +58,7 @@ void radix_sort_upper(ranked* items, ranked* other, index_t n) noexcept {
   constexpr int most_bits = 11, most_digits = 4;
   const auto size = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n)));
   const int digits = size > 15 ? most_digits : 2;
-  const int bits = std::min(most_bits, (size + 7) / 2);  // counts are cleared: no more than needed
+  const int bits = std::min(most_bits, (size + 5) / 2);  // counts are cleared: no more than needed
   const std::size_t values = std::size_t{1} << bits;
 
   // 1. The range of the keys: scores in [0, 1) leave half of the exponents and all signs unused.
@@ -75,9 +75,12 @@ void radix_sort_upper(ranked* items, ranked* other, index_t n) noexcept {
   // 2. How often each digit has each value.
   std::array<std::array<index_t, 1 << most_bits>, most_digits> begin;
   for (int digit = 0; digit < digits; ++digit) {
-    index_t* at = begin[static_cast<std::size_t>(digit)].data();
-    std::fill_n(at, values, index_t{0});
-    for (index_t i = 0; i < n; ++i) ++at[digit_of(items[i].key, digit)];
+    std::fill_n(begin[static_cast<std::size_t>(digit)].data(), values, index_t{0});
+  }
+  for (index_t i = 0; i < n; ++i) {
+    for (int digit = 0; digit < digits; ++digit) {
+      ++begin[static_cast<std::size_t>(digit)][digit_of(items[i].key, digit)];
+    }
   }
 
   // 3. From the lowest digit up, each item to where the items of its value begin.
@@ -91,16 +94,16 @@ void radix_sort_upper(ranked* items, ranked* other, index_t n) noexcept {
 }
 
 // In the order of `before`, which is that of the keys with ties broken. `other` is as large as
-// `items`. Items that are in order but for `disorder` moves are sorted by those moves.
+// `items`.
 template <class Arch, class Before>
-void rank_sort(ranked* items, ranked* other, index_t n, index_t disorder,
-               const Before& before) noexcept {
-  if (insertion_sort<Arch>(items, n, disorder, before)) return;
-  if (n >= 64) {  // below, the counts cost more than they save
-    radix_sort_upper<Arch>(items, other, n);
-    if (insertion_sort<Arch>(items, n, 8 * n, before)) return;
+void rank_sort(ranked* items, ranked* other, index_t n, const Before& before) noexcept {
+  if (n < 24) {  // the counts of a radix sort cost more than they save
+    (void)insertion_sort<Arch>(items, n, n * n, before);
+    return;
   }
-  std::sort(items, items + n, before);
+  if (insertion_sort<Arch>(items, n, 0, before)) return;  // nothing out of order
+  radix_sort_upper<Arch>(items, other, n);
+  if (!insertion_sort<Arch>(items, n, 8 * n, before)) std::sort(items, items + n, before);
 }
 
 }  // namespace attn::detail

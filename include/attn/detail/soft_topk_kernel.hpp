@@ -202,7 +202,7 @@ template <class Arch>
 template <class Arch>
 void scores_backward(const tournament_row& row, topk_boost boost, double strength, double* gain,
                      double* d_node, double* weight) noexcept {
-  const double rate = boost == topk_boost::exponential ? std::log(strength) : strength;
+  const double rate = boost_rate(boost, strength);
   const index_t matches = row.n - row.k;
   // 1. Gains are mixed like what they are gains of.
   for (index_t t = 0; t < matches; ++t) {
