@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include <attn/detail/tile_products.hpp>
@@ -23,6 +24,12 @@ namespace attn::detail {
 /// Where l leaves the range in which m serves as the maximum.
 template <class T>
 inline constexpr T largest_sum = T(4294967296.0);  // 2^32
+
+/// Lanes with an m beyond it are always redone. A product that starts from −m leaves what rounding
+/// takes from a score of that size, up to |m| eps / 2, and exp makes it a factor: equal keys in
+/// different groups would get weights that differ by more than 0.1%.
+template <class T>
+inline constexpr T largest_shift = T(std::int64_t{1} << (std::numeric_limits<T>::digits - 10));
 
 /// The state of NR vectors of queries, in scratch memory.
 template <class T>
@@ -233,7 +240,8 @@ class tile_fold {
   }
   [[nodiscard]] auto in_range(int j) const noexcept {
     const B l = simd::load<T, Arch>(t_.l + j), before = simd::load<T, Arch>(t_.l_before + j);
-    return (l <= B(largest_sum<T>)) | simd::is_nan(before);
+    const B shift = xsimd::abs(simd::load<T, Arch>(t_.negm + j));
+    return ((l <= B(largest_sum<T>)) & (shift <= B(largest_shift<T>))) | simd::is_nan(before);
   }
 
   // Scores of all runs into S, −inf where forbidden or in no run.
