@@ -146,6 +146,32 @@ TEMPLATE_TEST_CASE("NaN or an infinity in a query or its d_out stays with the ke
   CHECK(!std::isfinite(got.d_v(0, 0, row + 20, 0)));
 }
 
+TEMPLATE_TEST_CASE("NaN passes through a softcap, a bias and a function", "", float, double) {
+  backward_operands<TestType> y(base);
+  reference::tensor k = y.x.k.values(), q = y.x.q.values();
+  poison_row(k, 0, 1, 90, std::nan(""));  // seen by rows from 50 on, heads 2 and 3
+  poison_row(q, 0, 0, 30, std::nan(""));
+  y.x.k.assign(k), y.x.q.assign(q);
+  const auto check = [&](const auto& rule, const attn::dense_options& options) {
+    attend_and_differentiate(y, attn::causal_mask{.offset = 40} & rule, options);
+    const reference::tensor d_q = y.d_q.values(), d_k = y.d_k.values();
+    for (index_t h = 0; h < 4; ++h)
+      for (index_t i = 0; i < base.n_q; ++i) {
+        const bool poisoned = h >= 2 ? i >= 50 : h == 0 && i == 30;
+        CHECK(std::isnan(d_q(0, h, i, 2)) == poisoned);
+      }
+    CHECK(std::isnan(d_k(0, 1, 90, 0)));
+    CHECK(std::isnan(d_k(0, 0, 70, 0)));
+    CHECK(!std::isnan(d_k(0, 0, 71, 0)));
+  };
+  const std::vector<float> slopes(4, 0.25f);
+  check(attn::no_mask{}, {});
+  check(attn::no_mask{}, {.softcap = 2});
+  check(attn::alibi_bias{slopes}, {});
+  check(attn::alibi_bias{slopes}, {.softcap = 2});
+  check(attn::score_rule_fn([](auto s, auto...) { return s; }), {});
+}
+
 TEMPLATE_TEST_CASE("Keys past key_lengths are never read; their gradients are 0", "",
                    ELEMENT_TYPES) {
   // The tensors end after the last key that exists, at a page that may not be touched.

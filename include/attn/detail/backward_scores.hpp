@@ -57,11 +57,12 @@ void weigh_scores(const Rule& rule, T softcap, index_t b, index_t h,
       const B at(static_cast<T>(key)), s = simd::load<T, Arch>(p);
       B bias(T(0));
       if (has_bias) bias = simd::load<T, Arch>(w.bias + key * QS + lane);
-      const auto allowed = (simd::load<T, Arch>(lo + lane) <= at) &
-                           (at < simd::load<T, Arch>(hi + lane)) & (bias != B(-infinity)) &
-                           (s != B(-infinity));
+      // Not x != −inf: xsimd 8.1 says no to that where x is NaN.
+      const auto forbidden = (bias == B(-infinity)) | (s == B(-infinity));
+      const auto in_range =
+          (simd::load<T, Arch>(lo + lane) <= at) & (at < simd::load<T, Arch>(hi + lane));
       const B e = tiles::weight<T, Arch>(s + bias + simd::load<T, Arch>(t.neg_lse + lane));
-      xsimd::select(allowed, e, B(T(-0.0))).store_aligned(p);
+      xsimd::select(in_range & !forbidden, e, B(T(-0.0))).store_aligned(p);
     }
   }
 }
