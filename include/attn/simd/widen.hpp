@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <attn/simd/batch.hpp>
+
+namespace attn::simd {
+
+/// W floats from any address as the W doubles of a batch; exact. (Left to itself GCC 12 converts in
+/// halves through memory, and the load that follows waits for both stores.)
+template <class Arch>
+ATTN_INLINE batch<double, Arch> widen(const float* p) noexcept {
+#if defined(__AVX512F__)
+  if constexpr (is_avx512<Arch>) return _mm512_cvtps_pd(_mm256_loadu_ps(p));
+#endif
+#if defined(__AVX__)
+  if constexpr (is_avx<Arch>) return _mm256_cvtps_pd(_mm_loadu_ps(p));
+#endif
+#if defined(__SSE2__)
+  if constexpr (is_sse<Arch>) {
+    return _mm_cvtps_pd(_mm_castpd_ps(_mm_load_sd(reinterpret_cast<const double*>(p))));
+  }
+#endif
+#if defined(__aarch64__)
+  if constexpr (is_neon64<Arch>) return vcvt_f64_f32(vld1_f32(p));
+#endif
+  alignas(64) double lanes[width<double, Arch>];
+  for (int i = 0; i < width<double, Arch>; ++i) lanes[i] = static_cast<double>(p[i]);
+  return load<double, Arch>(lanes);
+}
+
+}  // namespace attn::simd

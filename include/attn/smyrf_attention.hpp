@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+//
+// SMYRF: attention inside balanced clusters of queries and keys.
+#pragma once
+
+#include <string_view>
+#include <type_traits>
+
+#include <attn/context.hpp>
+#include <attn/detail/smyrf_attention_checks.hpp>
+#include <attn/eigen.hpp>
+#include <attn/score_rule.hpp>
+#include <attn/smyrf_clusters.hpp>
+#include <attn/smyrf_options.hpp>
+#include <attn/view.hpp>
+
+namespace attn {
+
+/// Attention of each query to the keys of its clusters, over all rounds of a plan.
+///
+///     s_ij  = scale · q_i·k_j, then softcap, then rule at the original positions i, j
+///     m_ij  = rounds in which i and j share a cluster; with duplicates removed min(1, that)
+///     lse_i = ln Σ_j m_ij exp(s_ij)        out_i = Σ_j m_ij exp(s_ij − lse_i) v_j
+///
+/// With one cluster it is dense attention; with duplicates removed it is dense attention under the
+/// mask of all pairs that meet. `attend_self` adds m_ii = 1 where it would be 0. With
+/// `smyrf_far_field::means` the keys that a query does not meet in a round count by the means of
+/// log2(clusters) groups of them.
+///
+/// @param q [B, H, n_q, d_qk]
+/// @param k [B, Hkv, n_kv, d_qk]; Hkv divides H, query head h reads head h / (H / Hkv)
+/// @param v [B, Hkv, n_kv, d_v]
+/// @param out [B, H, n_q, d_v], in memory of its own
+/// @param lse [B, H, n_q, 1], float (double for double tensors); leave it out if not needed
+/// @param c clusters made for tensors of these shapes; scale, softcap and the rest are its options
+/// @param rule masks and biases, composed with `&` (score_rule.hpp)
+/// @param ctx threads and reused scratch (context.hpp)
+///
+/// **Numerics** as dense_attention, and one rounding per round for the merge. Rows that see no key,
+/// and rows past the query lengths: out 0, lse −inf. NaN in a query makes its row NaN, NaN in a key
+/// or value the rows that meet it (with a far field all rows of the head). A row's bits depend on
+/// its own query, the keys and values it meets, the rule and the options, not on the threads.
+/// **Errors** shape_error: shapes that do not fit each other or the plan, outputs that share memory
+/// with an operand. option_error: a rule where there is a far field.
+/// **Cost** 2 n_q n_kv (d_qk + d_v) · rounds / clusters flops per head, and per round one gather of
+/// the rows of q, k, v and one merge of those of out. Scratch per thread: one cluster, and where
+/// out is not rows of T, one head.
+/// **References** Daras, Kitaev, Odena, Dimakis, "SMYRF: Efficient Attention using Asymmetric
+/// Clustering", NeurIPS 2020. Removing duplicates: Chen et al., "Scatterbrain", NeurIPS 2021.
+/// **Example** examples/smyrf.cpp
+template <viewable Q, viewable K, viewable V, viewable O, viewable L, score_rule R = no_mask,
+          class Arch = simd::default_arch>
+void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, L&& lse, const smyrf_clusters& c,
+                     const R& rule = {}, context& ctx = default_context()) {
+  detail::smyrf_attention_checked<Arch>("smyrf_attention", view(q), view(k), view(v), view(out),
+                                        view(lse), true, c.options(), c.data(), rule, ctx);
+}
+
+/// The same without the log-sum-exp.
+template <viewable Q, viewable K, viewable V, viewable O, score_rule R = no_mask,
+          class Arch = simd::default_arch>
+void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, const smyrf_clusters& c,
+                     const R& rule = {}, context& ctx = default_context()) {
+  using T = simd::compute_t<element_t<const Q&>>;
+  detail::smyrf_attention_checked<Arch>("smyrf_attention", view(q), view(k), view(v), view(out),
+                                        tensor_view<T>(), false, c.options(), c.data(), rule, ctx);
+}
+
+/// Clusters and attention in one call. It allocates the plan; where calls repeat, keep a
+/// smyrf_clusters and `assign` to it.
+///
+/// **Errors** those of smyrf_clusters, in its name, and those above, before anything is written.
+template <viewable Q, viewable K, viewable V, viewable O, viewable L, score_rule R = no_mask,
+          class Arch = simd::default_arch>
+void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, L&& lse,
+                     const smyrf_options& options, const R& rule = {},
+                     context& ctx = default_context()) {
+  smyrf_clusters c;
+  c.template assign<Q, K, Arch>(q, k, options, ctx);
+  detail::smyrf_attention_checked<Arch>("smyrf_attention", view(q), view(k), view(v), view(out),
+                                        view(lse), true, options, c.data(), rule, ctx);
+}
+
+/// The same without the log-sum-exp.
+template <viewable Q, viewable K, viewable V, viewable O, score_rule R = no_mask,
+          class Arch = simd::default_arch>
+void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, const smyrf_options& options,
+                     const R& rule = {}, context& ctx = default_context()) {
+  using T = simd::compute_t<element_t<const Q&>>;
+  smyrf_clusters c;
+  c.template assign<Q, K, Arch>(q, k, options, ctx);
+  detail::smyrf_attention_checked<Arch>("smyrf_attention", view(q), view(k), view(v), view(out),
+                                        tensor_view<T>(), false, options, c.data(), rule, ctx);
+}
+
+}  // namespace attn
