@@ -27,8 +27,7 @@ void transpose_in(const T* src, index_t ld_src, index_t rows, index_t columns, T
         block x;
         x.load_rows(s + c, ld_src);
         x.transpose();
-#pragma GCC unroll 4
-        for (int i = 0; i < block::columns; ++i) {
+        ATTN_UNROLL for (int i = 0; i < block::columns; ++i) {
           (x.v[i] * f).store_aligned(dst + (c + i) * ld_dst + r0);
         }
       }
@@ -45,35 +44,49 @@ void transpose_in(const T* src, index_t ld_src, index_t rows, index_t columns, T
   }
 }
 
-/// dst[r][c] = factor[r] · src[c][r]
+/// dst[r][c] = factor[r] · src[c][r]. Whether all of dst is finite.
 template <class T, class Arch>
-void transpose_out(const T* src, index_t ld_src, index_t rows, index_t columns, const T* factor,
+bool transpose_out(const T* src, index_t ld_src, index_t rows, index_t columns, const T* factor,
                    T* dst, index_t ld_dst) noexcept {
+  using B = simd::batch<T, Arch>;
   constexpr int W = simd::width<T, Arch>;
   index_t r0 = 0;
+  B sum(T(0));  // of all · 0: NaN if one is not finite
+  T sum_rest(0);
   if constexpr (simd::has_lane_blocks<Arch>) {
     using block = simd::lane_block<T, Arch>;
     for (; r0 + W <= rows; r0 += W) {
       T* out = dst + r0 * ld_dst;
-      const auto f = simd::load<T, Arch>(factor + r0);
+      const B f = simd::load<T, Arch>(factor + r0);
       index_t c = 0;
       for (; c + block::columns <= columns; c += block::columns) {
         block x;
-#pragma GCC unroll 4
-        for (int i = 0; i < block::columns; ++i) {
+        ATTN_UNROLL for (int i = 0; i < block::columns; ++i) {
           x.v[i] = simd::load<T, Arch>(src + (c + i) * ld_src + r0) * f;
         }
+        B part = x.v[0] * B(T(0));
+        ATTN_UNROLL for (int i = 1; i < block::columns; ++i) {
+          part = simd::multiply_add(x.v[i], B(T(0)), part);
+        }
+        sum = sum + part;
         x.transpose();
         x.store_rows(out + c, ld_dst);
       }
       for (; c < columns; ++c) {
-        for (int r = 0; r < W; ++r) out[r * ld_dst + c] = src[c * ld_src + r0 + r] * factor[r0 + r];
+        for (int r = 0; r < W; ++r) {
+          out[r * ld_dst + c] = src[c * ld_src + r0 + r] * factor[r0 + r];
+          sum_rest += out[r * ld_dst + c] * T(0);
+        }
       }
     }
   }
   for (index_t r = r0; r < rows; ++r) {
-    for (index_t c = 0; c < columns; ++c) dst[r * ld_dst + c] = src[c * ld_src + r] * factor[r];
+    for (index_t c = 0; c < columns; ++c) {
+      dst[r * ld_dst + c] = src[c * ld_src + r] * factor[r];
+      sum_rest += dst[r * ld_dst + c] * T(0);
+    }
   }
+  return xsimd::all(sum == B(T(0))) && sum_rest == T(0);
 }
 
 /// Rows of an operand, whatever its storage type and strides, as dense rows of T.

@@ -48,16 +48,18 @@ template <class T, class Arch, class Lanes>
   bool any = false;
   for (index_t j = 0; j < qs; j += W) {
     const B f = simd::load<T, Arch>(factor + j) * B(T(0));
-    std::array<B, 2> bad{f, f};
+    std::array<B, 4> bad{f, f, f, f};  // four, since each sum waits for itself
     index_t c = 0;
-    for (; c + 2 <= d_v; c += 2) {
-      bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
-      bad[1] = simd::multiply_add(simd::load<T, Arch>(t.ot + (c + 1) * qs + j), f, bad[1]);
+    for (; c + 4 <= d_v; c += 4) {
+      ATTN_UNROLL for (int x = 0; x < 4; ++x) {
+        B& sum = bad[static_cast<std::size_t>(x)];
+        sum = simd::multiply_add(simd::load<T, Arch>(t.ot + (c + x) * qs + j), f, sum);
+      }
     }
-    if (c < d_v) {
+    for (; c < d_v; ++c) {
       bad[0] = simd::multiply_add(simd::load<T, Arch>(t.ot + c * qs + j), f, bad[0]);
     }
-    const B sum = bad[0] + bad[1], l = simd::load<T, Arch>(t.l + j);
+    const B sum = (bad[0] + bad[1]) + (bad[2] + bad[3]), l = simd::load<T, Arch>(t.l + j);
     const auto overflow = simd::is_nan(sum) & (l == l);
     if (!xsimd::any(overflow)) {
       std::fill_n(lanes.begin() + j, W, false);

@@ -38,8 +38,6 @@ struct tile_size {
   static constexpr int max_rows = max_vectors * width;
 };
 
-#define ATTN_UNROLL _Pragma("GCC unroll 64")
-
 enum class masking {
   none,
   range,  ///< lane may see keys lo <= key < hi, counted from the start of the block

@@ -16,6 +16,7 @@
 // Small functions that must disappear into their caller: the tile products live in registers.
 #define ATTN_INLINE inline __attribute__((always_inline))
 #define ATTN_LAMBDA_INLINE __attribute__((always_inline))
+#define ATTN_UNROLL _Pragma("GCC unroll 64")
 
 namespace attn::simd {
 
