@@ -157,7 +157,7 @@ std::map<std::pair<index_t, index_t>, published_point> read_published(const std:
 
 // Mean over batches of a method: the median time of a call and nCCS against the true top-k.
 struct measured {
-  double seconds = 0, nccs = 0, standard_error = 0;
+  double seconds = 0, nccs = 0;
 };
 
 measured measure(sample& s, int batches, const std::function<void()>& call) {
@@ -174,10 +174,7 @@ measured measure(sample& s, int batches, const std::function<void()>& call) {
   measured m;
   std::nth_element(seconds.begin(), seconds.begin() + batches / 2, seconds.end());
   m.seconds = seconds[static_cast<std::size_t>(batches / 2)];
-  double squares = 0;
   for (const double v : nccs) m.nccs += v / batches;
-  for (const double v : nccs) squares += (v - m.nccs) * (v - m.nccs);
-  m.standard_error = std::sqrt(squares / batches / std::max(1, batches - 1));
   return m;
 }
 
@@ -189,23 +186,29 @@ int run_figures(const std::string& output, const std::string& published_path, in
   std::ofstream csv(output);
   if (!csv) throw std::runtime_error(output + ": cannot be written");
   csv << "n,k,halving_seconds,halving_nccs,halving_nccs_published,iterative_alpha1_seconds,"
-         "iterative_alpha1_nccs,iterative_alpha1_nccs_published,iterative_tuned_seconds,"
-         "iterative_tuned_nccs,hard_seconds,speedup_over_iterative\n";
-  std::printf("%6s %5s | %9s %6s %6s | %9s %6s %6s | %9s %6s | %9s | %8s\n", "n", "k", "halving",
-              "nCCS", "publ.", "iter. a=1", "nCCS", "publ.", "a=n^2", "nCCS", "hard", "speed-up");
+         "iterative_alpha1_nccs,iterative_alpha2_nccs,iterative_nccs_published,"
+         "iterative_tuned_seconds,iterative_tuned_nccs,hard_seconds,speedup_over_iterative\n";
+  std::printf("%6s %5s | %9s %6s %6s  | %9s %6s %6s %6s  | %9s %6s | %9s | %8s\n", "n", "k",
+              "halving", "nCCS", "publ.", "iter. a=1", "nCCS", "a=2", "publ.", "a=n^2", "nCCS",
+              "hard", "speed-up");
   progress status;
   int disagreements = 0;
   for (const index_t k : {2, 8, 32, 128, 512, 2048}) {
     for (index_t n = std::max<index_t>(16, 2 * k); n <= longest; n *= 2) {
       status.show("n = " + std::to_string(n) + ", k = " + std::to_string(k));
       sample s(n, k, dim);
-      // The iterative method takes k passes over x; where that is long, nCCS is a mean over many
-      // rows and two batches say as much as sixteen.
+      // The iterative method takes k passes over x. Where that is long, nCCS is a mean over many
+      // rows, and two batches say as much as sixteen.
       const int iterative_batches = n * k > (1 << 20) ? 2 : all_batches;
       const measured halving = measure(
           s, all_batches, [&] { soft_topk(s.x(), s.scores(), s.pooled(), s.pooled_scores()); });
       const measured iterative = measure(s, iterative_batches, [&] {
         iterative_topk(s.x(), s.scores(), s.pooled(), s.pooled_scores());
+      });
+      // The published quality of the iterative method is that of alpha = 2, not of the 1 that its
+      // code says: docs/kernels/soft_topk.md.
+      const measured alpha_2 = measure(s, iterative_batches, [&] {
+        iterative_topk(s.x(), s.scores(), s.pooled(), s.pooled_scores(), {.alpha = 2});
       });
       const iterative_topk_options tuning{.alpha = iterative_topk_options::tuned_alpha(n)};
       const measured tuned = measure(s, iterative_batches, [&] {
@@ -215,21 +218,22 @@ int run_figures(const std::string& output, const std::string& published_path, in
           s, all_batches, [&] { hard_topk(s.x(), s.scores(), s.pooled(), s.pooled_scores()); });
       const published_point& theirs = published.at({n, k});
       const bool agrees = std::abs(halving.nccs - theirs.halving_nccs) <= agreement;
-      disagreements += !agrees;
+      const bool agrees_2 = std::abs(alpha_2.nccs - theirs.iterative_nccs) <= agreement;
+      disagreements += !agrees + !agrees_2;
       status.clear();
       const double speed_up = iterative.seconds / halving.seconds;
-      std::printf("%6td %5td | %7.3fms %.4f %.4f%s| %7.2fms %.4f %.4f | %7.2fms %.4f | %7.3fms | "
-                  "%7.1fx\n",
+      std::printf("%6td %5td | %7.3fms %.4f %.4f%s | %7.2fms %.4f %.4f %.4f%s | %7.2fms %.4f | "
+                  "%7.3fms | %7.1fx\n",
                   n, k, 1e3 * halving.seconds, halving.nccs, theirs.halving_nccs,
-                  agrees ? " " : "!", 1e3 * iterative.seconds, iterative.nccs,
-                  theirs.iterative_nccs, 1e3 * tuned.seconds, tuned.nccs, 1e3 * hard.seconds,
-                  speed_up);
+                  agrees ? " " : "!", 1e3 * iterative.seconds, iterative.nccs, alpha_2.nccs,
+                  theirs.iterative_nccs, agrees_2 ? " " : "!", 1e3 * tuned.seconds, tuned.nccs,
+                  1e3 * hard.seconds, speed_up);
       std::fflush(stdout);
       char line[256];
       std::snprintf(
-          line, sizeof line, "%td,%td,%.6f,%.4f,%.4f,%.6f,%.4f,%.4f,%.6f,%.4f,%.6f,%.1f\n", n, k,
-          halving.seconds, halving.nccs, theirs.halving_nccs, iterative.seconds, iterative.nccs,
-          theirs.iterative_nccs, tuned.seconds, tuned.nccs, hard.seconds, speed_up);
+          line, sizeof line, "%td,%td,%.6f,%.4f,%.4f,%.6f,%.4f,%.4f,%.4f,%.6f,%.4f,%.6f,%.1f\n", n,
+          k, halving.seconds, halving.nccs, theirs.halving_nccs, iterative.seconds, iterative.nccs,
+          alpha_2.nccs, theirs.iterative_nccs, tuned.seconds, tuned.nccs, hard.seconds, speed_up);
       csv << line;
     }
   }

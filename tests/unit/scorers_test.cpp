@@ -80,8 +80,8 @@ TEMPLATE_TEST_CASE("linear_scorer and its gradients", "", ELEMENT_TYPES) {
     const auto expected =
         reference::linear_scores_backward(x.values(), widened(w), d_scores.values());
     CHECK(compare_within(d_x.values(), expected.d_x, 20 * (eps + storage_rounding<TestType>())));
-    CHECK(largest_difference(widened(d_w), expected.d_w) < 100 * eps);
-    CHECK(std::abs(static_cast<double>(d_b) - expected.d_b) < 100 * eps);
+    CHECK(largest_difference(widened(d_w), expected.d_w) < 1000 * eps);
+    CHECK(std::abs(static_cast<double>(d_b) - expected.d_b) < 1000 * eps);
     CHECK(d_x.canaries_alive());
   }
 }
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("nonlinear_scorer and its gradients", "", ELEMENT_TYPES) {
     CHECK(compare_within(d_w1.values(), expected.d_w1, 1000 * eps));
     CHECK(largest_difference(widened(d_b1), expected.d_b1) < 500 * eps);
     CHECK(largest_difference(widened(d_w2), expected.d_w2) < 500 * eps);
-    CHECK(std::abs(static_cast<double>(d_b2) - expected.d_b2) < 100 * eps);
+    CHECK(std::abs(static_cast<double>(d_b2) - expected.d_b2) < 1000 * eps);
     CHECK(d_x.canaries_alive());
     CHECK(d_w1.canaries_alive());
   }
