@@ -23,9 +23,10 @@
 #include <limits>
 
 #include <attn/context.hpp>
-#include <attn/detail/dense_attention_kernel.hpp>
+#include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_cut.hpp>
 #include <attn/detail/smyrf_plan.hpp>
+#include <attn/detail/tile_products.hpp>
 #include <attn/lsh.hpp>
 #include <attn/simd/widen.hpp>
 
@@ -252,16 +253,16 @@ class smyrf_bisector {
     const index_t d = plan_.d_qk, half = n / 2;
     n = 2 * half;
     // 1. Signs of the rows: −1 for the half with the lower products, ties by position.
-    struct ranked {
+    struct projected {
       double product;
       index_t row;
     };
-    const auto before = [](const ranked& a, const ranked& b) {
+    const auto before = [](const projected& a, const projected& b) {
       return a.product != b.product ? a.product < b.product : a.row < b.row;
     };
     std::array<double, largest_sample> sign;
     smyrf_project<Arch>([&](index_t i) { return x + i * d; }, n, direction, d, sign.data());
-    std::array<ranked, largest_sample> sorted;
+    std::array<projected, largest_sample> sorted;
     for (index_t i = 0; i < n; ++i) {
       sorted[static_cast<std::size_t>(i)] = {sign[static_cast<std::size_t>(i)], i};
     }
