@@ -78,6 +78,7 @@ class dense_worker {
       row += rows;
     }
     seen_end_ = seen.end;
+    look_ahead(row_end == c_.n_q);
     // 2. Fold the blocks of keys, normalise and write.
     fold_blocks(0, n_tiles, seen);
     for (int i = 0; i < n_tiles; ++i) finish(i);
@@ -217,14 +218,33 @@ class dense_worker {
     packed_.end = last;
   }
 
-  // The next block into L2, a quarter per tile: tiles 0 and 1 ask for K, 2 and 3 for V.
+  // The next block into L2, a quarter per tile: tiles 0 and 1 ask for K, 2 and 3 for V. After the
+  // last block of an item comes the first one of the next item, which may be of the next head.
   void prefetch_next(index_t k0, int tile) noexcept {
     const bool values = (tile & 2) != 0;
-    const index_t next = std::min(k0 + key_block + (tile & 1) * (key_block / 2),
-                                  std::max<index_t>(0, c_.n_kv - key_block / 2));
-    block_.prefetch =
-        values ? block_.v + (next - k0) * block_.ldv : block_.k + (next - k0) * block_.ldk;
-    block_.ld_prefetch = values ? block_.ldv : block_.ldk;
+    const index_t ld = values ? block_.ldv : block_.ldk;
+    const T* block = values ? block_.v : block_.k;
+    index_t ahead = key_block;
+    if (k0 + key_block >= seen_end_) {
+      const T* first = values ? next_v_ : next_k_;
+      if (first != nullptr) block = first, ahead = 0, k0 = 0;
+    }
+    ahead += (tile & 1) * (key_block / 2);
+    const index_t rows_left = std::max<index_t>(0, c_.n_kv - key_block / 2) - k0;
+    block_.prefetch = block + std::min(ahead, rows_left) * ld;
+    block_.ld_prefetch = ld;
+  }
+
+  // Where the keys and values of the item after this one begin; null where they are packed.
+  void look_ahead(bool last_of_head) noexcept {
+    next_k_ = k_.direct, next_v_ = v_.direct;
+    const bool head_left = h_ + 1 < c_.n_heads;
+    if (last_of_head && (head_left || b_ + 1 < c_.n_batch)) {
+      const index_t b = head_left ? b_ : b_ + 1, h = head_left ? c_.kv_head(h_ + 1) : 0;
+      next_k_ = c_.k_rows(c_.k, b, h).direct, next_v_ = c_.v_rows(c_.v, b, h).direct;
+    }
+    if (pack_k_) next_k_ = nullptr;
+    if (pack_v_) next_v_ = nullptr;
   }
 
   void begin(int i, index_t row0, index_t rows, int nr) noexcept {
@@ -410,6 +430,7 @@ class dense_worker {
   index_t b_ = -1, h_ = -1;
   row_source<T> q_{}, k_{}, v_{};
   row_sink<T> out_{};
+  const T *next_k_ = nullptr, *next_v_ = nullptr;
   bool pack_k_ = false, pack_v_ = false;
   index_t packed_rows_ = 0;
   index_t seen_end_ = 0;  // no row of the item sees a key past it
