@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include <attn/detail/dense_attention_backward_checks.hpp>
-#include <attn/detail/smyrf_attention_kernel.hpp>
+#include <attn/detail/smyrf_attention_run.hpp>
 #include <attn/detail/smyrf_checks.hpp>
 
 namespace attn::detail {

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <attn/detail/dense_attention_kernel.hpp>
 #include <attn/detail/packing.hpp>
+#include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_plan.hpp>
 #include <attn/simd/batch.hpp>
 #include <attn/simd/widen.hpp>

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include <attn/context.hpp>
-#include <attn/detail/dense_attention_kernel.hpp>
 #include <attn/detail/lsh_kernel.hpp>
+#include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_cut.hpp>
 #include <attn/detail/smyrf_plan.hpp>
 #include <attn/smyrf_options.hpp>
