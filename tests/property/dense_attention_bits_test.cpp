@@ -17,6 +17,7 @@ using namespace attn_test;
 
 namespace {
 
+constexpr auto automatic = attn::precision_mode::automatic, strict = attn::precision_mode::strict;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Copies row i of head h of batch b of one tensor into another.
@@ -51,10 +52,11 @@ void make_hard(reference::tensor& q, reference::tensor& k, const std::vector<ind
 
 TEMPLATE_TEST_CASE("Place in the tile: rows that are permuted give permuted results", "", float,
                    double, Eigen::bfloat16) {
+  const auto precision = GENERATE(automatic, strict);
   const index_t w = lanes<TestType>;
   for (const index_t n_q : {index_t{2}, w + 1, 3 * w, 4 * w, 12 * w + 5})
     for (const index_t shift : {index_t{1}, w - 1, w + 1, 2 * w + 1}) {
-      const dense_problem p{.n_q = n_q, .n_kv = 300, .d_qk = 21, .d_v = 13};
+      const dense_problem p{.n_q = n_q, .n_kv = 300, .d_qk = 21, .d_v = 17, .precision = precision};
       INFO(p);
       CAPTURE(shift);
       dense_operands<TestType> straight(p), rotated(p);
@@ -75,11 +77,17 @@ TEMPLATE_TEST_CASE("Place in the tile: rows that are permuted give permuted resu
 
 TEMPLATE_TEST_CASE("Neighbours: zero, huge, infinite, NaN, or with scores that grow for ever", "",
                    float, double) {
+  const auto precision = GENERATE(automatic, strict);
   const std::vector<index_t> lengths = {290};
   for (const index_t n_q : {2, 5, 60})
     for (const double neighbour : {0.0, 1e3, -1e3, 1e30, infinity, std::nan("")}) {
-      const dense_problem p{
-          .n_heads = 2, .n_kv_heads = 1, .n_q = n_q, .n_kv = 300, .d_qk = 20, .d_v = 24};
+      const dense_problem p{.n_heads = 2,
+                            .n_kv_heads = 1,
+                            .n_q = n_q,
+                            .n_kv = 300,
+                            .d_qk = 20,
+                            .d_v = 24,
+                            .precision = precision};
       INFO(p);
       CAPTURE(neighbour);
       dense_operands<TestType> clean(p), disturbed(p);
@@ -108,11 +116,17 @@ TEMPLATE_TEST_CASE("Neighbours: zero, huge, infinite, NaN, or with scores that g
 }
 
 TEST_CASE("Neighbours, with a bias, a softcap and a function") {
+  const auto precision = GENERATE(automatic, strict);
   const std::vector<float> slopes = {0.1f, 0.5f};
   for (const index_t n_q : {2, 60})
     for (const double neighbour : {1e3, infinity, std::nan("")}) {
-      const dense_problem p{
-          .n_heads = 2, .n_kv_heads = 1, .n_q = n_q, .n_kv = 300, .d_qk = 20, .d_v = 24};
+      const dense_problem p{.n_heads = 2,
+                            .n_kv_heads = 1,
+                            .n_q = n_q,
+                            .n_kv = 300,
+                            .d_qk = 20,
+                            .d_v = 24,
+                            .precision = precision};
       INFO(p);
       CAPTURE(neighbour);
       dense_operands<float> clean(p), disturbed(p);
@@ -142,8 +156,10 @@ TEST_CASE("Neighbours, with a bias, a softcap and a function") {
 
 TEMPLATE_TEST_CASE("Batch and heads: alone, among others, under grouped heads", "", float, double,
                    Eigen::half) {
+  const auto precision = GENERATE(automatic, strict);
   for (const index_t n_q : {1, 3, 53}) {
-    const dense_problem alone{.n_q = n_q, .n_kv = 200, .d_qk = 24, .d_v = 24};
+    const dense_problem alone{
+        .n_q = n_q, .n_kv = 200, .d_qk = 24, .d_v = 24, .precision = precision};
     dense_operands<TestType> one(alone);
     attend(one);
     dense_problem p = alone;
@@ -173,13 +189,19 @@ TEMPLATE_TEST_CASE("Batch and heads: alone, among others, under grouped heads", 
 TEMPLATE_TEST_CASE("Any number of threads, also more than there is work", "", float, double,
                    Eigen::bfloat16) {
   const watchdog guard("attention with threads", std::chrono::seconds(120));
-  for (const dense_problem& p : std::vector<dense_problem>{
-           {.n_q = 1, .n_kv = 5},
-           {.n_q = 1, .n_kv = 5000, .d_qk = 33, .d_v = 20},
-           {.n_batch = 2, .n_heads = 8, .n_kv_heads = 2, .n_q = 1, .n_kv = 1500},
-           {.n_heads = 3, .n_kv_heads = 3, .n_q = 4, .n_kv = 700},
-           {.n_batch = 2, .n_heads = 3, .n_kv_heads = 1, .n_q = 211, .n_kv = 190},
-           {.n_batch = 5, .n_heads = 7, .n_kv_heads = 7, .n_q = 17, .n_kv = 40}}) {
+  for (const dense_problem& p :
+       in_both_precisions({{.n_q = 1, .n_kv = 5},
+                           {.n_q = 1, .n_kv = 5000, .d_qk = 33, .d_v = 20},
+                           {.n_batch = 2, .n_heads = 8, .n_kv_heads = 2, .n_q = 1, .n_kv = 1500},
+                           {.n_heads = 3, .n_kv_heads = 3, .n_q = 4, .n_kv = 700},
+                           {.n_batch = 2,
+                           .n_heads = 3,
+                           .n_kv_heads = 1,
+                           .n_q = 211,
+                           .n_kv = 190,
+                           .d_qk = 24,
+                           .d_v = 20},
+                           {.n_batch = 5, .n_heads = 7, .n_kv_heads = 7, .n_q = 17, .n_kv = 40}})) {
     INFO(p);
     dense_operands<TestType> serial(p);
     attend(serial);
@@ -198,12 +220,12 @@ TEMPLATE_TEST_CASE("Any number of threads, also more than there is work", "", fl
   }
 }
 
-TEMPLATE_TEST_CASE("Repeated calls, and calls in another order on one context", "", float) {
+TEST_CASE("Repeated calls, and calls in another order on one context") {
   attn::context ctx(2);
   const dense_problem small{.n_q = 3, .n_kv = 9};
   const dense_problem large{
       .n_heads = 3, .n_kv_heads = 3, .n_q = 100, .n_kv = 200, .d_qk = 64, .d_v = 64};
-  dense_operands<TestType> first(small), second(small), a(large), b(large);
+  dense_operands<float> first(small), second(small), a(large), b(large);
   attend(first, attn::no_mask{}, {}, ctx);
   attend(a, attn::no_mask{}, {}, ctx);
   attend(second, attn::no_mask{}, {}, ctx);

@@ -15,10 +15,10 @@ using namespace attn_test;
 
 namespace {
 
-const std::vector<dense_problem> problems = {
+const std::vector<dense_problem> problems = in_both_precisions({
     {.n_heads = 4, .n_kv_heads = 2, .n_q = 1, .n_kv = 150, .d_qk = 20, .d_v = 9},
     {.n_batch = 2, .n_heads = 2, .n_kv_heads = 1, .n_q = 53, .n_kv = 300, .d_qk = 20, .d_v = 16},
-};
+});
 
 /// Keys (or values) in another order: row j of the result is row order[j].
 reference::tensor reordered(const reference::tensor& t, const std::vector<index_t>& order) {
@@ -71,8 +71,14 @@ TEMPLATE_TEST_CASE("A constant added to a row of scores changes its lse and noth
 
 TEMPLATE_TEST_CASE("A row of a causal call ignores later keys, bit for bit", "", float, double,
                    Eigen::bfloat16) {
-  const dense_problem p{
-      .n_heads = 2, .n_kv_heads = 2, .n_q = 100, .n_kv = 100, .d_qk = 20, .d_v = 16};
+  const auto precision = GENERATE(attn::precision_mode::automatic, attn::precision_mode::strict);
+  const dense_problem p{.n_heads = 2,
+                        .n_kv_heads = 2,
+                        .n_q = 100,
+                        .n_kv = 100,
+                        .d_qk = 20,
+                        .d_v = 16,
+                        .precision = precision};
   const index_t from = GENERATE(values<index_t>({1, 7, 50, 99}));
   CAPTURE(from);
   dense_operands<TestType> x(p), changed(p);
@@ -99,9 +105,16 @@ TEMPLATE_TEST_CASE("A row of a causal call ignores later keys, bit for bit", "",
 }
 
 TEMPLATE_TEST_CASE("Grouped heads are repeated key/value heads", "", float, Eigen::bfloat16) {
+  const auto precision = GENERATE(attn::precision_mode::automatic, attn::precision_mode::strict);
   for (const index_t n_q : {1, 5, 53}) {
-    const dense_problem grouped{
-        .n_batch = 2, .n_heads = 6, .n_kv_heads = 2, .n_q = n_q, .n_kv = 150};
+    const dense_problem grouped{.n_batch = 2,
+                                .n_heads = 6,
+                                .n_kv_heads = 2,
+                                .n_q = n_q,
+                                .n_kv = 150,
+                                .d_qk = 24,
+                                .d_v = 24,
+                                .precision = precision};
     dense_problem all = grouped;
     all.n_kv_heads = 6;
     dense_operands<TestType> x(grouped), repeated(all);

@@ -78,8 +78,8 @@ void sweep_random_problems(std::uint64_t count) {
 }  // namespace attn_test
 
 #define ATTN_TEST_DENSE_SHAPES(T)                                                                  \
-  TEST_CASE("Any number of queries") { attn_test::sweep_queries<T>(); }                            \
-  TEST_CASE("Any number of keys") { attn_test::sweep_keys<T>(); }                                  \
-  TEST_CASE("Every shape up to 5 x 5") { attn_test::sweep_small_shapes<T>(); }                     \
-  TEST_CASE("Any head dimension, d_v other than d_qk") { attn_test::sweep_dimensions<T>(); }       \
-  TEST_CASE("Random problems") { attn_test::sweep_random_problems<T>(120); }
+  TEST_CASE("Any number of queries: " #T) { attn_test::sweep_queries<T>(); }                       \
+  TEST_CASE("Any number of keys: " #T) { attn_test::sweep_keys<T>(); }                             \
+  TEST_CASE("Every shape up to 5 x 5: " #T) { attn_test::sweep_small_shapes<T>(); }                \
+  TEST_CASE("Any head dimension, d_v other than d_qk: " #T) { attn_test::sweep_dimensions<T>(); }  \
+  TEST_CASE("Random problems: " #T) { attn_test::sweep_random_problems<T>(120); }

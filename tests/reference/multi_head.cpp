@@ -56,7 +56,8 @@ tensor concatenate(const tensor& x) {
 
 multi_head_result multi_head_attention(const tensor& x, const tensor& source,
                                        const multi_head_weights& w, index_t n_heads,
-                                       index_t n_kv_heads, const score_rule& rule) {
+                                       index_t n_kv_heads,
+                                       const std::function<score_rule(index_t)>& rule) {
   const std::array<index_t, 4> extents{x.extent(0), x.extent(1), x.extent(2), w.w_o.extent(3)};
   multi_head_result r{tensor(extents), tensor(extents)};
   for (index_t s = 0; s < x.extent(0) * x.extent(1); ++s) {
@@ -65,14 +66,14 @@ multi_head_result multi_head_attention(const tensor& x, const tensor& source,
     const tensor q = project(xs, w.w_q, w.b_q, n_heads);
     const tensor k = project(ss, w.w_k, w.b_k, n_kv_heads);
     const tensor v = project(ss, w.w_v, w.b_v, n_kv_heads);
-    const tensor out = concatenate(dense_attention(q, k, v, rule).out);
+    const tensor out = concatenate(dense_attention(q, k, v, rule(s)).out);
     const tensor y = project(out, w.w_o, w.b_o, 1);
 
     // 2. The same with absolute values: (1 + largest Σ|q||k| scale/√d) max|v| bounds a row of out.
-    const dense_result a =
-        dense_attention(project(absolute(xs), absolute(w.w_q), absolute(w.b_q), n_heads),
-                        project(absolute(ss), absolute(w.w_k), absolute(w.b_k), n_kv_heads),
-                        project(absolute(ss), absolute(w.w_v), absolute(w.b_v), n_kv_heads), rule);
+    const dense_result a = dense_attention(
+        project(absolute(xs), absolute(w.w_q), absolute(w.b_q), n_heads),
+        project(absolute(ss), absolute(w.w_k), absolute(w.b_k), n_kv_heads),
+        project(absolute(ss), absolute(w.w_v), absolute(w.b_v), n_kv_heads), rule(s));
     tensor out_bound(a.out.extents());
     for (index_t h = 0; h < n_heads; ++h)
       for (index_t i = 0; i < out_bound.extent(2); ++i)

@@ -4,6 +4,7 @@
 #include "reference/score_rules.hpp"
 #include "reference/tensor.hpp"
 
+#include <functional>
 #include <vector>
 
 namespace reference {
@@ -21,9 +22,11 @@ struct multi_head_result {
   tensor bound;
 };
 
-/// y = concat_h(attention(x W_q^h, source W_k^h, source W_v^h)) W_o for each of the B·H sequences.
-multi_head_result multi_head_attention(const tensor& x, const tensor& source,
-                                       const multi_head_weights& weights, index_t n_heads,
-                                       index_t n_kv_heads, const score_rule& rule = {});
+/// y = concat_h(attention(x W_q^h, source W_k^h, source W_v^h)) W_o for each of the B·H sequences,
+/// which each have a rule of their own.
+multi_head_result multi_head_attention(
+    const tensor& x, const tensor& source, const multi_head_weights& weights, index_t n_heads,
+    index_t n_kv_heads,
+    const std::function<score_rule(index_t sequence)>& rule = [](index_t) { return score_rule{}; });
 
 }  // namespace reference

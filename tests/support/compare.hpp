@@ -25,8 +25,7 @@ struct comparison {
 /// The largest deviation that rounding explains, element by element or row by row.
 struct tolerance {
   /// |Δo| ≤ constant · eps · (1 + score_bound) · value_bound, and |Δlse| ≤ constant · eps ·
-  /// (1 + score_bound + |lse|). docs/numerics.md says where the constant comes from. Scores that
-  /// are sharp because q and k are parallel need more: their error does not average out.
+  /// (1 + score_bound + |lse|). docs/numerics.md says where the constant comes from.
   double constant = 16;
 };
 

@@ -16,24 +16,37 @@ inline reference::dense_options meaning_of(const attn::dense_options& options) {
           .sinks = {options.sinks.begin(), options.sinks.end()}};
 }
 
-/// dense_attention on the operands, into their out and lse.
+/// dense_attention on the operands, into their out and lse. The problem's precision holds where
+/// the options name none.
 template <class T, class Rule = attn::no_mask>
-void attend(dense_operands<T>& x, const Rule& rule = {}, const attn::dense_options& options = {},
+void attend(dense_operands<T>& x, const Rule& rule = {}, attn::dense_options options = {},
             attn::context& ctx = attn::default_context()) {
+  if (options.precision == attn::precision_mode::automatic) options.precision = x.problem.precision;
   attn::dense_attention(std::as_const(x.q).view(), std::as_const(x.k).view(),
                         std::as_const(x.v).view(), x.out.view(), x.lse.view(), rule, options, ctx);
 }
 
-/// One call on existing operands, against the oracle.
+/// A call on existing operands against the oracle. If the options name no precision, a strict call
+/// is checked too.
 template <class T, class Rule = attn::no_mask>
 comparison check_dense(dense_operands<T>& x, const Rule& rule = {},
                        const reference::score_rule& meaning = {},
                        const attn::dense_options& options = {}, tolerance t = {}) {
-  attend(x, rule, options);
-  return x.matches(x.expected(meaning, meaning_of(options)), t);
+  const reference::dense_result expected = x.expected(meaning, meaning_of(options));
+  attn::dense_options strict = options;
+  strict.precision = attn::precision_mode::strict;
+  if (options.precision == attn::precision_mode::automatic) {
+    attend(x, rule, strict);
+    if (comparison verdict = x.matches(expected, t); !verdict) {
+      verdict.message += " (strict)";
+      return verdict;
+    }
+  }
+  attend(x, rule, options);  // last: its results stay in x
+  return x.matches(expected, t);
 }
 
-/// One call on random operands, against the oracle.
+/// The same on random operands.
 template <class T, class Rule = attn::no_mask>
 comparison check_dense(const dense_problem& p, const Rule& rule = {},
                        const reference::score_rule& meaning = {},

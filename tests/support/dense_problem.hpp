@@ -7,10 +7,13 @@
 #include "support/random.hpp"
 #include "support/tensor_buffer.hpp"
 
+#include <attn/dense_options.hpp>
+
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <ostream>
+#include <vector>
 
 namespace attn_test {
 
@@ -27,6 +30,7 @@ struct dense_problem {
   layout outputs = layout::contiguous;
   double deviation = 1;  // of the elements of q: scores have this standard deviation
   std::uint64_t seed = 1;
+  attn::precision_mode precision = attn::precision_mode::automatic;
 
   std::array<index_t, 4> q_extents() const { return {n_batch, n_heads, n_q, d_qk}; }
   std::array<index_t, 4> k_extents() const { return {n_batch, n_kv_heads, n_kv, d_qk}; }
@@ -37,6 +41,10 @@ struct dense_problem {
 };
 
 std::ostream& operator<<(std::ostream& out, const dense_problem& p);
+
+/// Each problem in automatic and in strict precision: the first takes the fastest kernel for the
+/// shape and the machine, the second the same one everywhere.
+std::vector<dense_problem> in_both_precisions(const std::vector<dense_problem>& problems);
 
 /// The operands of one call in element type T, random; everything around them is the canary.
 template <class T>

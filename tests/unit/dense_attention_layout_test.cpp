@@ -14,10 +14,10 @@ using namespace attn_test;
 
 namespace {
 
-const std::vector<dense_problem> problems = {
+const std::vector<dense_problem> problems = in_both_precisions({
     {.n_heads = 2, .n_kv_heads = 1, .n_q = 1, .n_kv = 150, .d_qk = 33, .d_v = 17},
     {.n_batch = 2, .n_heads = 2, .n_kv_heads = 2, .n_q = 53, .n_kv = 131, .d_qk = 20, .d_v = 35},
-};
+});
 
 }  // namespace
 

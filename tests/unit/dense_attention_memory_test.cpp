@@ -19,7 +19,7 @@ using namespace attn_test;
 namespace {
 
 /// Calls whose kinds of scratch differ.
-const std::vector<dense_problem> problems = {
+const std::vector<dense_problem> problems = in_both_precisions({
     {.n_heads = 8, .n_kv_heads = 2, .n_q = 1, .n_kv = 3000, .d_qk = 64, .d_v = 64},
     {.n_heads = 2, .n_kv_heads = 2, .n_q = 100, .n_kv = 200, .d_qk = 40, .d_v = 64},
     {.n_heads = 2, .n_kv_heads = 2, .n_q = 100, .n_kv = 200, .inputs = layout::heads_interleaved},
@@ -29,7 +29,7 @@ const std::vector<dense_problem> problems = {
      .n_kv = 200,
      .inputs = layout::column_major,
      .outputs = layout::column_major},
-};
+});
 
 }  // namespace
 
@@ -64,24 +64,32 @@ TEST_CASE("The counter counts") {
   CHECK(allocations.count() >= 1);
 }
 
-TEST_CASE("Scratch does not grow with the number of keys or queries") {
-  const auto scratch = [](index_t n_q, index_t n_kv, layout l) {
+TEST_CASE("Scratch does not grow with the number of keys or queries, but for one packed head") {
+  constexpr index_t d = 64;
+  const auto scratch = [](index_t n_q, index_t n_kv, layout l, attn::precision_mode precision) {
     attn::context ctx;
     dense_operands<float> x({.n_heads = 2,
                              .n_kv_heads = 2,
                              .n_q = n_q,
                              .n_kv = n_kv,
-                             .d_qk = 64,
-                             .d_v = 64,
-                             .inputs = l});
+                             .d_qk = d,
+                             .d_v = d,
+                             .inputs = l,
+                             .precision = precision});
     attend(x, attn::no_mask{}, {}, ctx);
     return ctx.scratch_bytes();
   };
-  CHECK(scratch(1000, 300, layout::contiguous) == scratch(1000, 900, layout::contiguous));
-  CHECK(scratch(1000, 300, layout::contiguous) == scratch(2000, 300, layout::contiguous));
-  // Strided heads: one packed head more, 2 n_kv d numbers.
-  CHECK(scratch(1000, 900, layout::heads_interleaved) <=
-        scratch(1000, 900, layout::contiguous) + 2 * 900 * 64 * sizeof(float) + 4096);
+  constexpr auto strict = attn::precision_mode::strict, automatic = attn::precision_mode::automatic;
+  const std::size_t tile = scratch(1000, 300, layout::contiguous, strict);
+  CHECK(scratch(1000, 900, layout::contiguous, strict) == tile);
+  CHECK(scratch(2000, 300, layout::contiguous, strict) == tile);
+  // K and V of one head as floats, where rows are strided.
+  CHECK(scratch(1000, 900, layout::heads_interleaved, strict) <=
+        tile + 2 * 900 * d * sizeof(float) + 4096);
+  // On matrix units K and V of one head in three bfloat16 parts.
+  const auto growth = scratch(1000, 900, layout::contiguous, automatic) -
+                      scratch(1000, 300, layout::contiguous, automatic);
+  CHECK(growth <= 2 * 700 * d * 3 * 2 + 64 * 1024);
 }
 
 TEMPLATE_TEST_CASE("The caller's floating-point mode is as before, on every way out", "", float,

@@ -212,3 +212,18 @@ TEST_CASE("out without lse has the bits of out with it") {
   CHECK(compare_bits(with.out.values(), without.out.values()));
   CHECK(without.lse.untouched());
 }
+
+TEST_CASE("Operands of different storage types: what counts is what they hold") {
+  const dense_problem p{.n_heads = 2, .n_kv_heads = 1, .n_q = GENERATE(1, 40), .n_kv = 150};
+  INFO(p);
+  const dense_operands<float> in_float(p);
+  const dense_operands<Eigen::half> in_half(p);
+  const dense_operands<Eigen::bfloat16> in_bfloat16(p);
+  dense_operands<float> same_numbers(p), mixed(p);
+  same_numbers.k.assign(in_half.k.values());
+  same_numbers.v.assign(in_bfloat16.v.values());
+  attend(same_numbers);
+  attn::dense_attention(in_float.q.view(), in_half.k.view(), in_bfloat16.v.view(), mixed.out.view(),
+                        mixed.lse.view());
+  CHECK(same_bits_out(mixed, same_numbers));
+}

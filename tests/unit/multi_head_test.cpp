@@ -9,6 +9,7 @@
 #include "support/random.hpp"
 #include "support/tensor_buffer.hpp"
 
+#include <attn/dense_attention.hpp>
 #include <attn/multi_head.hpp>
 
 #include <Eigen/Core>
@@ -306,6 +307,37 @@ TEST_CASE("Matrices, tensors of rank 3 and views are the same layer") {
       }
     }
   }
+}
+
+TEMPLATE_TEST_CASE("Dense attention with a rule drops in", "", float, double) {
+  layer<TestType> l({.d_model = 40,
+                     .d_source = 40,
+                     .d_out = 40,
+                     .n_heads = 6,
+                     .n_kv_heads = 3,
+                     .d_qk = 8,
+                     .d_v = 12,
+                     .biases = true});
+  auto mha = l.build();
+  auto x = input<TestType>({3, 1, 150, 40}, 4);
+  const std::vector<index_t> lengths{150, 20, 0};  // one per sequence
+  const auto rule = attn::causal_mask{} & attn::key_lengths{lengths};
+  attn_test::tensor_buffer<TestType> y({3, 1, 150, 40}, layout::contiguous, TestType(-7));
+  attn::context ctx(2);
+  const auto dense = [&](auto q, auto k, auto v, auto out) {
+    attn::dense_attention(q, k, v, out, rule, {}, ctx);
+  };
+  const auto xs = x.view(), ys = y.view();
+  mha.self_attention(xs, ys, dense, ctx);
+  const reference::multi_head_result expected =
+      reference::multi_head_attention(x.values(), x.values(), l.expected, 6, 3, [&](index_t s) {
+        return reference::causal_mask() &
+               reference::key_lengths({lengths[static_cast<std::size_t>(s)]});
+      });
+  CHECK(compare_layer<TestType>(y.values(), expected));
+  const attn_test::allocation_counter allocations;
+  mha.self_attention(xs, ys, dense, ctx);
+  CHECK(allocations.count() == 0);
 }
 
 TEST_CASE("A repeated call allocates nothing") {
