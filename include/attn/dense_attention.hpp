@@ -46,7 +46,7 @@ namespace attn {
 /// restored.
 /// **Errors** shape_error, option_error, before anything is written.
 /// **Cost** 2 n_q n_kv (d_qk + d_v) flops per head over the tiles that the rule leaves; scratch
-/// O(tile) per thread, plus one packed head (n_kv (d_qk + d_v)) where its rows are strided or half.
+/// O(tile) per thread, plus one head (n_kv (d_qk + d_v)) where it is strided, half or goes to AMX.
 /// **References** Rabe & Staats 2021; Dao et al. 2022 (online softmax over tiles).
 /// **Example** examples/dense_attention.cpp
 template <viewable Q, viewable K, viewable V, viewable O, viewable L, score_rule R = no_mask,
