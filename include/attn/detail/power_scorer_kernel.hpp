@@ -157,9 +157,10 @@ class power_worker {
         B bias(T(0));
         if constexpr (has_bias) bias = simd::load<T, Arch>(bias_ + key * QS + lane);
         const B row = simd::iota<T, Arch>() + B(static_cast<T>(lane));
-        const auto counts = (simd::load<T, Arch>(&lo[l]) <= at) &
-                            (at < simd::load<T, Arch>(&hi[l])) & (bias != B(-infinity)) &
-                            (x != B(-infinity)) & (row != own);
+        // Not x != −inf: xsimd 8.1 says no to that where x is NaN.
+        const auto left_out = (bias == B(-infinity)) | (x == B(-infinity)) | (row == own);
+        const auto counts =
+            (simd::load<T, Arch>(&lo[l]) <= at) & (at < simd::load<T, Arch>(&hi[l])) & !left_out;
         x = tiles::weight<T, Arch>(x + bias + simd::load<T, Arch>(&neg_lse_[l]));
         sum = sum + xsimd::select(counts, x, B(T(0)));
       }
