@@ -35,6 +35,7 @@ constexpr int exit_bad_input = 2;
 
 struct options {
   std::string file, random, tensors, dtype = "float32", methods, json;
+  std::string blocks = "128,512", kept = "128,512";
   int threads = 1, repeat = 0;
   bool causal = false;
 };
@@ -75,9 +76,32 @@ problem_shape parse_shape(const std::string& text, std::size_t element_bytes, bo
   return {b, h, h, l, l, d, d, causal};
 }
 
+// "128,512": whole numbers from 1 up.
+std::vector<index_t> parse_lengths(const char* option, const std::string& text) {
+  std::vector<index_t> lengths;
+  for (const auto& part : split(text)) {
+    index_t length = 0;
+    const char* const end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, length);
+    if (error != std::errc() || stop != end || length < 1) {
+      throw std::invalid_argument(std::string(option) + " is \"" + text +
+                                  "\", expected whole numbers from 1 up");
+    }
+    if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) {
+      lengths.push_back(length);
+    }
+  }
+  return lengths;
+}
+
+method_options families(const options& o) {
+  return {.blocks = parse_lengths("--block", o.blocks), .kept = parse_lengths("--k", o.kept)};
+}
+
 template <class T>
-std::vector<method<T>> chosen_methods(const std::string& names) {
-  const auto all = all_methods<T>();
+std::vector<method<T>> chosen_methods(const options& o) {
+  const std::string& names = o.methods;
+  const auto all = all_methods<T>(families(o));
   if (names.empty()) return all;
   std::vector<method<T>> chosen;
   for (const auto& name : split(names)) {
@@ -106,7 +130,7 @@ double read_bandwidth(const problem<T>& p) {
 
 template <class T>
 void compare(const options& o) {
-  const auto methods = chosen_methods<T>(o.methods);
+  const auto methods = chosen_methods<T>(o);
   progress status;
   status.show("reading the operands");
   const auto p = o.file.empty() ? random_problem<T>(parse_shape(o.random, sizeof(T), o.causal), 1)
@@ -143,9 +167,9 @@ void compare(const options& o) {
   }
 }
 
-void list_methods() {
-  for (const auto& m : all_methods<float>()) {
-    std::printf("%-16s %s\n", std::string(m.name).c_str(), std::string(m.summary).c_str());
+void list_methods(const options& o) {
+  for (const auto& m : all_methods<float>(families(o))) {
+    std::printf("%-16s %s\n", m.name.c_str(), std::string(m.summary).c_str());
   }
 }
 
@@ -178,13 +202,16 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", o.repeat, "Timed calls per method [as many as fit in a second]")
       ->check(CLI::Range(1, 1'000'000));
   app.add_option("--method", o.methods, "Only these methods")->type_name("NAME,...");
+  app.add_option("--block", o.blocks, "Block lengths of blockwise attention [128,512]")
+      ->type_name("N,...");
+  app.add_option("--k", o.kept, "Keys that pooled attention keeps [128,512]")->type_name("N,...");
   app.add_option("--json", o.json, "Also write the results to a file, as JSON")->type_name("FILE");
   app.add_flag("--list", list, "List the methods and stop");
   app.set_version_flag("--version", version_text());
   try {
     app.parse(argc, argv);
     if (list) {
-      list_methods();
+      list_methods(o);
       return 0;
     }
     if (o.file.empty() == o.random.empty()) {

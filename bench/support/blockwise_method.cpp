@@ -9,7 +9,7 @@
 namespace attn::bench {
 
 template <class T>
-method<T> blockwise_method(std::string_view name, index_t block) {
+method<T> blockwise_method(std::string name, index_t block) {
   return {name, "attn::blockwise_attention: each block of positions attends to itself alone",
           [block](const problem<T>& p, tensor_view<T> out, int threads) -> std::function<void()> {
             return [&p, out, block, ctx = std::make_shared<context>(threads)] {
@@ -35,9 +35,9 @@ method<T> blockwise_method(std::string_view name, index_t block) {
           }};
 }
 
-template method<float> blockwise_method(std::string_view, index_t);
-template method<double> blockwise_method(std::string_view, index_t);
-template method<Eigen::half> blockwise_method(std::string_view, index_t);
-template method<Eigen::bfloat16> blockwise_method(std::string_view, index_t);
+template method<float> blockwise_method(std::string, index_t);
+template method<double> blockwise_method(std::string, index_t);
+template method<Eigen::half> blockwise_method(std::string, index_t);
+template method<Eigen::bfloat16> blockwise_method(std::string, index_t);
 
 }  // namespace attn::bench

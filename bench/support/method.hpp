@@ -25,7 +25,7 @@ using arithmetic_t =
 /// Something that makes an attention output [B, H, n_q, d_v] of a problem.
 template <class T>
 struct method {
-  std::string_view name;     ///< for --method and the table
+  std::string name;          ///< for --method and the table
   std::string_view summary;  ///< a line for --list
 
   /// A call that may be made again and again. Its first run takes what memory it needs, none
@@ -51,9 +51,17 @@ template <class T>
 template <class T>
 [[nodiscard]] method<T> dense_method();
 template <class T>
-[[nodiscard]] method<T> blockwise_method(std::string_view name, index_t block);
+[[nodiscard]] method<T> blockwise_method(std::string name, index_t block);
+template <class T>
+[[nodiscard]] method<T> pooled_method(std::string name, index_t kept);
+
+/// Which members of the families are in the list.
+struct method_options {
+  std::vector<index_t> blocks = {128, 512};  ///< lengths of blocks, one row each
+  std::vector<index_t> kept = {128, 512};    ///< keys that pooling leaves, one row each
+};
 
 template <class T>
-[[nodiscard]] std::vector<method<T>> all_methods();
+[[nodiscard]] std::vector<method<T>> all_methods(const method_options& options = {});
 
 }  // namespace attn::bench

@@ -104,6 +104,25 @@ TEST_CASE("methods: blockwise attention counts what it does and sees its block a
   FAIL("blockwise-128 is not in the list");
 }
 
+TEST_CASE("methods: pooled attention keeps what it says, and says no to what it cannot do") {
+  const problem_shape shape{2, 2, 1, 30, 300, 8, 8};
+  const auto methods = all_methods<float>({.blocks = {}, .kept = {299}});
+  const auto& m = methods.back();
+  CHECK(m.name == "pooled-299");
+  CHECK(m.flops(shape) == (2 * 2 * 30 * 299 + 2 * 300) * 32.0);
+  CHECK(m.obstacle(shape).empty());
+  CHECK(m.obstacle({1, 1, 1, 30, 299, 8, 8}) != "");
+  CHECK(m.obstacle({1, 1, 1, 300, 300, 8, 8, true}) != "");
+
+  // All keys but two keep their place: near to dense attention.
+  const auto p = random_problem<float>(shape, 3);
+  const oracle reference(p);
+  std::vector<float> elements(2 * 2 * 30 * 8, std::numeric_limits<float>::quiet_NaN());
+  const auto out = attn::bhld(elements.data(), 2, 2, 30, 8);
+  m.prepare(p, out, 1)();
+  CHECK(reference.compare<float>(out).largest < 0.1);
+}
+
 TEST_CASE("methods: plain Eigen says no to a score matrix of many GiB, the others run") {
   const problem_shape shape{1, 1, 1, 100'000, 100'000, 64, 64};
   for (const auto& m : all_methods<float>()) {
