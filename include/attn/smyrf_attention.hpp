@@ -8,6 +8,7 @@
 
 #include <attn/context.hpp>
 #include <attn/detail/smyrf_attention_checks.hpp>
+#include <attn/detail/smyrf_backward_checks.hpp>
 #include <attn/eigen.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/smyrf_clusters.hpp>
@@ -91,6 +92,32 @@ void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, const smyrf_op
   c.template assign<Q, K, Arch>(q, k, options, ctx);
   detail::smyrf_attention_checked<Arch>("smyrf_attention", view(q), view(k), view(v), view(out),
                                         tensor_view<T>(), false, options, c.data(), rule, ctx);
+}
+
+/// Gradients of SMYRF attention through scores, values and the merge of rounds; the clusters are a
+/// constant.
+///
+///     P_ij = m_ij exp(s_ij − lse_i)      D_i = d_out_i·out_i
+///     d_v_j = Σ_i P_ij d_out_i           G_ij = P_ij (d_out_i·v_j − D_i) · ds_ij/d(scale q_i·k_j)
+///     d_q_i = scale Σ_j G_ij k_j         d_k_j = scale Σ_i G_ij q_i
+///
+/// @param q, k, v, out, lse, c, rule as in the forward call: out and lse are its results
+/// @param d_out [B, H, n_q, d_v] gradient of out
+/// @param d_q, d_k, d_v like q, k and v; overwritten, 0 past the lengths and for rows without keys
+///
+/// **Numerics** as dense_attention_backward. With a far field the means are differentiated too.
+/// **Errors** shape_error: shapes that do not fit each other or the plan, gradients that share
+/// memory with anything. option_error: a rule where there is a far field.
+/// **Cost** 2.5 times the flops of the forward call. Bits do not depend on the threads.
+/// **Example** examples/smyrf.cpp
+template <viewable Q, viewable K, viewable V, viewable O, viewable L, viewable DO, viewable DQ,
+          viewable DK, viewable DV, score_rule R = no_mask, class Arch = simd::default_arch>
+void smyrf_attention_backward(const Q& q, const K& k, const V& v, const O& out, const L& lse,
+                              const DO& d_out, const smyrf_clusters& c, DQ&& d_q, DK&& d_k,
+                              DV&& d_v, const R& rule = {}, context& ctx = default_context()) {
+  detail::smyrf_backward_checked<Arch>("smyrf_attention_backward", view(q), view(k), view(v),
+                                       view(out), view(lse), view(d_out), view(d_q), view(d_k),
+                                       view(d_v), c.options(), c.data(), rule, ctx);
 }
 
 }  // namespace attn

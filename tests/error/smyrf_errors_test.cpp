@@ -181,3 +181,42 @@ TEST_CASE("smyrf_attention: a rule where there is a far field; its own checks") 
   CHECK(call({.clusters = 9}, attn::no_mask{}) ==
         "option_error: smyrf_clusters: clusters is 9, expected 1 to 6 (length of k)");
 }
+
+TEST_CASE("smyrf_attention_backward: operands that do not fit") {
+  const dense_problem p{.n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 8, .n_kv = 6, .d_v = 5};
+  dense_operands<float> x(p);
+  const smyrf_clusters c(x.q.view(), x.k.view(), {.clusters = 2});
+  const smyrf_clusters far(x.q.view(), x.k.view(),
+                           {.clusters = 2, .far_field = attn::smyrf_far_field::means});
+  const auto fresh = [](std::array<index_t, 4> extents) {
+    return tensor_buffer<float>(extents, layout::contiguous, std::nanf(""));
+  };
+  auto d_q = fresh(p.q_extents()), d_k = fresh(p.k_extents()), d_v = fresh(p.v_extents());
+  auto d_out = fresh(p.out_extents()), wrong = fresh({2, 4, 8, 7});
+  const auto call = [&](const smyrf_clusters& plan, auto d_out_view, auto d_q_view, auto d_k_view,
+                        const auto& rule) {
+    const std::string message = refusal([&] {
+      attn::smyrf_attention_backward(x.q.view(), x.k.view(), x.v.view(), x.out.view(), x.lse.view(),
+                                     d_out_view, plan, d_q_view, d_k_view, d_v.view(), rule);
+    });
+    CHECK(d_q.untouched());
+    CHECK(d_k.untouched());
+    CHECK(d_v.untouched());
+    return message;
+  };
+  CHECK(call(c, wrong.view(), d_q.view(), d_k.view(), attn::no_mask{}) ==
+        "shape_error: smyrf_attention_backward: d_out is [2, 4, 8, 7], expected dim 5 (d_v of v)");
+  CHECK(call(c, d_out.view(), wrong.view(), d_k.view(), attn::no_mask{}) ==
+        "shape_error: smyrf_attention_backward: d_q is [2, 4, 8, 7], expected dim 8 (d_qk of q)");
+  CHECK(call(c, d_out.view(), d_q.view(), x.k.view(), attn::no_mask{}) ==
+        "shape_error: smyrf_attention_backward: d_k shares memory with k, expected separate "
+        "memory");
+  CHECK(call(far, d_out.view(), d_q.view(), d_k.view(), attn::causal_mask{}) ==
+        "option_error: smyrf_attention_backward: far_field is means with a score rule, expected "
+        "no_mask or smyrf_far_field::none");
+  dense_operands<float> y({.n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 9, .n_kv = 6});
+  const smyrf_clusters other(y.q.view(), y.k.view(), {.clusters = 2});
+  CHECK(call(other, d_out.view(), d_q.view(), d_k.view(), attn::no_mask{}) ==
+        "shape_error: smyrf_attention_backward: q is [2, 4, 8, 8], expected length 9 (queries of "
+        "the clusters)");
+}

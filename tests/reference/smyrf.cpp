@@ -96,25 +96,15 @@ tensor meetings(const std::vector<clustering>& rounds) {
   return m;
 }
 
-namespace {
-
-score_rule times(const tensor& m) {
+score_rule counted(const tensor& m) {
   tensor log_m = m;
   for (double& x : log_m.elements()) x = x == 0 ? forbidden : std::log(x);
   return additive_bias(log_m);
 }
 
-}  // namespace
-
 dense_result smyrf_attention(const tensor& q, const tensor& k, const tensor& v, const tensor& m,
                              const score_rule& rule, const dense_options& options) {
-  return dense_attention(q, k, v, rule & times(m), options);
-}
-
-dense_gradients smyrf_attention_backward(const tensor& q, const tensor& k, const tensor& v,
-                                         const tensor& d_out, const tensor& m,
-                                         const score_rule& rule, const dense_options& options) {
-  return dense_attention_backward(q, k, v, d_out, rule & times(m), options);
+  return dense_attention(q, k, v, rule & counted(m), options);
 }
 
 far_field_result smyrf_far_field(const tensor& q, const tensor& k, const tensor& v,

@@ -37,14 +37,13 @@ struct clustering {
 /// How often each query meets each key over the rounds, [n_q][n_kv], as a tensor [1, 1, n_q, n_kv].
 tensor meetings(const std::vector<clustering>& rounds);
 
-/// Attention in which key j counts m(b, h, i, j) times for query i: dense attention with ln m
-/// added. 0 is a forbidden pair.
+/// The rule of attention in which key j counts m(b, h, i, j) times for query i: ln m is added, 0 is
+/// a forbidden pair.
+score_rule counted(const tensor& m);
+
+/// Attention in which key j counts m(b, h, i, j) times for query i.
 dense_result smyrf_attention(const tensor& q, const tensor& k, const tensor& v, const tensor& m,
                              const score_rule& rule = {}, const dense_options& options = {});
-dense_gradients smyrf_attention_backward(const tensor& q, const tensor& k, const tensor& v,
-                                         const tensor& d_out, const tensor& m,
-                                         const score_rule& rule = {},
-                                         const dense_options& options = {});
 
 struct far_field_result {
   tensor out;  // [1, 1, n_q, d_v]

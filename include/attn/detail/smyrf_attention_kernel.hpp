@@ -86,7 +86,7 @@ class smyrf_worker {
                   n_keys = plan_.begin(k_length_, c + 1) - k_first;
     keys_ = plan_.keys(b, g, r) + k_first;
     n_keys_ = n_keys;
-    gather_cluster(k_length_ - k_first);
+    gather_cluster();
     n_far_ = c_.far_field ? far.take(plan_, k_length_, c, far_k_, far_v_, far_log_count_) : 0;
 
     const index_t q_first = plan_.begin(q_length_, c),
@@ -100,7 +100,7 @@ class smyrf_worker {
         // 2 + 2 rather than 3 + 1 at the end.
         const int nr = vectors == 4 ? 2 : static_cast<int>(std::min<index_t>(vectors, 3));
         const index_t rows = std::min<index_t>(nr * W, n_queries - i);
-        gather_queries(queries + i, rows, nr, q_length_ - q_first - i);
+        gather_queries(queries + i, rows, nr);
         prefetch_results(queries + i, rows, result(h));
         fold(queries + i);
         merge(queries + i, result(h), overwrite);
@@ -163,18 +163,17 @@ class smyrf_worker {
     q_length_ = plan_.q_length(b), k_length_ = plan_.k_length(b);
   }
 
-  // `left`: keys from the first one of the cluster to the last one of the round.
-  void gather_cluster(index_t left) noexcept {
-    gather_rows<T, Arch>(k_, keys_, n_keys_, n_keys_, left, c_.d_qk, k_packed_, c_.d_qk);
-    gather_rows<T, Arch>(v_, keys_, n_keys_, n_keys_, left, c_.d_v, v_packed_, c_.d_v);
+  void gather_cluster() noexcept {
+    gather_rows<T, Arch>(k_, keys_, n_keys_, c_.d_qk, k_packed_, c_.d_qk);
+    gather_rows<T, Arch>(v_, keys_, n_keys_, c_.d_v, v_packed_, c_.d_v);
     v_checked_ = false;
   }
 
-  // Queries scaled and transposed. `left` as for keys.
-  void gather_queries(const index_t* queries, index_t n_rows, int nr, index_t left) noexcept {
+  // Queries scaled and transposed.
+  void gather_queries(const index_t* queries, index_t n_rows, int nr) noexcept {
     const index_t qs = nr * W;
     tile_.n_vectors = nr, tile_.first_row = 0, tile_.n_rows = n_rows;
-    gather_rows<T, Arch>(q_, queries, n_rows, n_rows, left, c_.d_qk, rows_, c_.d_qk);
+    gather_rows<T, Arch>(q_, queries, n_rows, c_.d_qk, rows_, c_.d_qk);
     transpose_in<T, Arch>(rows_, c_.d_qk, n_rows, c_.d_qk, c_.scale, tile_.qt, qs);
     if (drops_pairs()) past_.load(b_, h_, round_, queries, n_rows, qs);
   }
@@ -274,7 +273,7 @@ class smyrf_worker {
     if constexpr (Kind == rule_kind::bias) {
       rule_.add({b_, h_, queries, t.n_rows, keys, t.n_keys}, t.value, t.ld);
     }
-    if (drops_pairs()) past_.forbid(keys, t.n_keys, t.value);
+    if (drops_pairs()) past_.mark_pairs(keys, t.n_keys, -infinity, t.value);
     t.written = true;
   }
 
@@ -396,7 +395,7 @@ class smyrf_worker {
       const T* add = rows_ + r * c_.d_v;
       result.lse[queries[r]] = lse[lane];
       if (overwrite)
-        std::copy_n(add, c_.d_v, out);
+        copy_row<T, Arch>(add, c_.d_v, out);
       else
         add_to_row<T, Arch>(out, row_factor[lane], add, c_.d_v);
     }

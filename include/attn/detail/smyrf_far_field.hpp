@@ -45,6 +45,7 @@ struct smyrf_far_sums {
   double* k;  // [clusters + 1][d_qk]
   double* v;  // [clusters + 1][d_v]
   index_t d_qk, d_v;
+  double *d_k, *d_v_sum;  // the same for gradients, as differences from cluster to cluster
 
   [[nodiscard]] static smyrf_far_sums carve(scratch_carver& memory, index_t clusters, index_t d_qk,
                                             index_t d_v) noexcept {
@@ -55,12 +56,20 @@ struct smyrf_far_sums {
     return s;
   }
 
+  void carve_gradients(scratch_carver& memory, index_t clusters) noexcept {
+    d_k = memory.take<double>((clusters + 1) * d_qk);
+    d_v_sum = memory.take<double>((clusters + 1) * d_v);
+  }
+
   /// `row` holds max(d_qk, d_v) numbers.
   template <class Arch>
   void add_up(const smyrf_plan& plan, const row_source<T>& k_rows, const row_source<T>& v_rows,
               const index_t* keys, index_t length, T* row) const noexcept {
     add_up_rows<Arch>(plan, k_rows, keys, length, d_qk, row, k);
     add_up_rows<Arch>(plan, v_rows, keys, length, d_v, row, v);
+    if (d_k == nullptr) return;
+    std::fill_n(d_k, (plan.clusters + 1) * d_qk, 0.0);
+    std::fill_n(d_v_sum, (plan.clusters + 1) * d_v, 0.0);
   }
 
   /// Mean keys, mean values and logarithms of the sizes of the far groups of cluster c; returns
@@ -76,6 +85,43 @@ struct smyrf_far_sums {
       log_count[n++] = static_cast<T>(std::log(static_cast<double>(count)));
     });
     return n;
+  }
+
+  /// Gradients of the means that `take` gave, in its order: each key of a group gets its share.
+  void give(const smyrf_plan& plan, index_t length, index_t c, const T* d_mean_k, index_t ld_k,
+            const T* d_mean_v, index_t ld_v) const noexcept {
+    for_far_groups(plan.clusters, c, [&](index_t c0, index_t c1) {
+      const index_t count = plan.begin(length, c1) - plan.begin(length, c0);
+      if (count == 0) return;
+      const auto share = [&](const T* gradient, index_t d, double* sums) {
+        for (index_t x = 0; x < d; ++x) {
+          const double each = static_cast<double>(gradient[x]) / static_cast<double>(count);
+          sums[c0 * d + x] += each;
+          sums[c1 * d + x] -= each;
+        }
+      };
+      share(d_mean_k, d_qk, d_k);
+      share(d_mean_v, d_v, d_v_sum);
+      d_mean_k += ld_k, d_mean_v += ld_v;
+    });
+  }
+
+  /// The shares of all clusters to the rows of their keys.
+  template <class Sums>
+  void spread(const smyrf_plan& plan, const index_t* list, index_t length, const Sums& dk,
+              const Sums& dv) const noexcept {
+    const auto add = [&](double* sums, index_t d, const Sums& rows) {
+      for (index_t c = 0; c < plan.clusters; ++c) {
+        double* sum = sums + c * d;
+        for (index_t x = 0; x < d && c > 0; ++x) sum[x] += sum[x - d];
+        for (index_t i = plan.begin(length, c); i < plan.begin(length, c + 1); ++i) {
+          T* row = rows(list[i]);
+          for (index_t x = 0; x < d; ++x) row[x] += static_cast<T>(sum[x]);
+        }
+      }
+    };
+    add(d_k, d_qk, dk);
+    add(d_v_sum, d_v, dv);
   }
 
  private:
