@@ -86,9 +86,9 @@ TEMPLATE_TEST_CASE("Scores that grow for ever but stay below 0, and end within a
   for (const auto& [n_q, n_kv] : shapes)
     for (const double slope : {0.5, 3.0}) {
       CAPTURE(n_q, n_kv, slope);
-      score_table<TestType> line(n_q, n_kv, zero, zero, [=](double j) {
-        return slope * (j - static_cast<double>(n_kv) - 40);
-      });
+      const double end = static_cast<double>(n_kv) + 40;
+      score_table<TestType> line(n_q, n_kv, zero, zero,
+                                 [=](double j) { return slope * (j - end); });
       CHECK(check_dense(line.x));
       for (const index_t offset : {-1, 2, 61, 126, 300})
         CHECK(check_dense(line.x, attn::causal_mask{.offset = offset},
