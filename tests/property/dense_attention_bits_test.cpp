@@ -115,6 +115,57 @@ TEMPLATE_TEST_CASE("Neighbours: zero, huge, infinite, NaN, or with scores that g
     }
 }
 
+TEMPLATE_TEST_CASE("Neighbours under other masks, in every precision", "", float, double,
+                   Eigen::bfloat16) {
+  const auto precision =
+      GENERATE(automatic, strict, attn::precision_mode::bf16x3, attn::precision_mode::bf16);
+  const bool hard = GENERATE(false, true);
+  // The last is wide and long enough for AMX tiles.
+  for (const dense_problem& p : {dense_problem{.n_q = 5, .n_kv = 300, .d_qk = 20, .d_v = 24},
+                                 dense_problem{.n_q = 60, .n_kv = 300, .d_qk = 20, .d_v = 24},
+                                 dense_problem{.n_q = 150, .n_kv = 300, .d_qk = 48, .d_v = 40}}) {
+    INFO(p);
+    CAPTURE(hard, static_cast<int>(precision));
+    const auto is_kept = [](index_t i) { return i % 3 == 0; };
+    // Kept rows see all, or all but two keys; their neighbours see everything or a coin's choice.
+    reference::tensor free({1, 1, p.n_q, p.n_kv}),
+        masked = coin_tensor({1, 1, p.n_q, p.n_kv}, 7, 0.5);
+    for (index_t i = 0; i < p.n_q; ++i)
+      for (index_t j = 0; j < p.n_kv; ++j) {
+        free(0, 0, i, j) = i % 2 == 0 || (j != 3 && j != 170);
+        if (is_kept(i))
+          masked(0, 0, i, j) = free(0, 0, i, j);
+        else
+          free(0, 0, i, j) = 1;
+      }
+    dense_operands<TestType> a(p), b(p);
+    if (hard) {
+      reference::tensor q = a.q.values(), k = a.k.values();
+      make_hard(q, k, {0, 2});
+      a.q.assign(q), b.q.assign(q), a.k.assign(k), b.k.assign(k);
+    }
+    const rule_operand<bool> mask_a(free), mask_b(masked);
+    attend(a, attn::boolean_mask{mask_a.view()}, {.precision = precision});
+    attend(b, attn::boolean_mask{mask_b.view()}, {.precision = precision});
+    index_t wrong = 0;
+    for (index_t i = 0; i < p.n_q; ++i) wrong += is_kept(i) && !same_row(a, 0, 0, i, b, 0, 0, i);
+    CHECK(wrong == 0);
+    // Under a causal mask: the same row at the end of one call and in the middle of another.
+    dense_problem longer = p;
+    longer.n_q = p.n_q + 37;
+    dense_operands<TestType> c(longer);
+    reference::tensor q = c.q.values();
+    for (index_t i = 0; i < p.n_q; ++i) copy_row(a.q.values(), 0, 0, i, q, 0, 0, i + 20);
+    c.q.assign(q), c.k.assign(a.k.values()), c.v.assign(a.v.values());
+    attend(a, attn::causal_mask{.offset = 140}, {.precision = precision});
+    attend(c, attn::causal_mask{.offset = 120}, {.precision = precision});
+    wrong = 0;
+    for (index_t i = 0; i < p.n_q; ++i) wrong += !same_row(a, 0, 0, i, c, 0, 0, i + 20);
+    // Few queries have another order of summation than many.
+    CHECK((wrong == 0 || p.n_q == 5));
+  }
+}
+
 TEST_CASE("Neighbours, with a bias, a softcap and a function") {
   const auto precision = GENERATE(automatic, strict);
   const std::vector<float> slopes = {0.1f, 0.5f};

@@ -39,6 +39,8 @@ comparison rows_kept_or_nan(const dense_operands<T>& a, const dense_operands<T>&
 const std::vector<dense_problem> problems = {
     {.n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 1, .n_kv = 150, .d_qk = 9, .d_v = 17},
     {.n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 70, .n_kv = 150, .d_qk = 9, .d_v = 17},
+    // Wide and long enough for AMX tiles.
+    {.n_batch = 2, .n_heads = 4, .n_kv_heads = 2, .n_q = 140, .n_kv = 150, .d_qk = 20, .d_v = 48},
 };
 
 }  // namespace

@@ -6,6 +6,9 @@
 // configuration (its operand is 8 of 64 bytes) and lets vector stores slide past tile loads (they
 // clobber no memory). So the instructions stand here as assembler with exact memory operands; they
 // need no flag of the compiler, only an assembler that knows them.
+//
+// ATTN_EMULATE_AMX (for the whole program) puts plain C++ in their place, so that everything on top
+// of them can be tested on any machine with AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +29,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#if defined(ATTN_EMULATE_AMX)
+#include <attn/simd/amx_emulation.hpp>
+#endif
+
 // Vector code beside the tiles is AVX-512 in every program, also in one built for plain x86-64.
 // Every function that touches such a vector says so itself: neither lambdas nor templates inherit
 // a target, and an always-inlined function needs a caller that has its own.
@@ -39,16 +46,16 @@ namespace detail {
 
 // CPUID leaf 7: AVX-512 F, DQ, BW, VL, AMX-BF16 and AMX-TILE; and that the system saves the
 // registers (XCR0 bits 1, 2, 5-7, 17, 18).
-[[nodiscard]] inline bool processor_has_it() noexcept {
+[[nodiscard]] inline bool processor_has_it(bool with_tiles) noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & (1u << 27)) == 0) return false;  // OSXSAVE
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   constexpr unsigned vectors = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-  constexpr unsigned tiles = 1u << 22 | 1u << 24;
+  const unsigned tiles = with_tiles ? 1u << 22 | 1u << 24 : 0u;
   if ((b & vectors) != vectors || (d & tiles) != tiles) return false;
   unsigned low = 0, high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  constexpr unsigned saved = 0x6u | 0xe0u | 0x60000u;
+  const unsigned saved = 0x6u | 0xe0u | (with_tiles ? 0x60000u : 0u);
   return (low & saved) == saved;
 }
 
@@ -60,15 +67,26 @@ namespace detail {
 
 }  // namespace detail
 
+#if defined(ATTN_EMULATE_AMX)
+inline constexpr bool emulated = true;
+#else
+inline constexpr bool emulated = false;
+#endif
+
 /// Whether tiles of bfloat16 can be multiplied here. The first call asks the system, once.
 [[nodiscard]] inline bool available() noexcept {
-  static const bool yes = detail::processor_has_it() && detail::system_permits_it();
+  static const bool yes =
+      detail::processor_has_it(!emulated) && (emulated || detail::system_permits_it());
   return yes;
 }
 
 /// While it lives, this thread's eight tiles are 16 rows of 64 bytes.
 class tile_scope {
  public:
+#if defined(ATTN_EMULATE_AMX)
+  tile_scope() noexcept = default;
+  ~tile_scope() {}
+#else
   tile_scope() noexcept {
     struct alignas(64) {
       std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -78,12 +96,45 @@ class tile_scope {
     asm volatile("ldtilecfg %0" : : "m"(layout));
   }
   ~tile_scope() { asm volatile("tilerelease"); }
+#endif
   tile_scope(const tile_scope&) = delete;
   tile_scope& operator=(const tile_scope&) = delete;
 };
 
+/// Floats per row of a pair of tiles that lie side by side.
+inline constexpr index_t pair_stride = 32;
+
 /// 16 rows of 16 numbers of 4 bytes, or of 16 pairs of bfloat16.
 inline constexpr index_t tile_floats = 256, tile_halves = 512;
+
+#if defined(ATTN_EMULATE_AMX)
+
+template <int T>
+void load(const std::uint16_t* p) noexcept {
+  emulation::load(T, p, 64);
+}
+template <int T>
+void load_streaming(const std::uint16_t* p) noexcept {
+  emulation::load(T, p, 64);
+}
+template <int T>
+void load_sums(const float* p) noexcept {
+  emulation::load(T, p, 4 * pair_stride);
+}
+template <int T>
+void store_sums(float* p) noexcept {
+  emulation::store(T, p, 4 * pair_stride);
+}
+template <int T>
+void clear() noexcept {
+  emulation::clear(T);
+}
+template <int Sums, int A, int B>
+void multiply() noexcept {
+  emulation::multiply(Sums, A, B);
+}
+
+#else
 
 /// Tile T from 1024 contiguous bytes that are used again soon.
 template <int T>
@@ -100,9 +151,6 @@ inline __attribute__((always_inline)) void load_streaming(const std::uint16_t* p
                :
                : "r"(p), "r"(index_t{64}), "i"(T), "m"(*reinterpret_cast<const char(*)[1024]>(p)));
 }
-
-/// Floats per row of a pair of tiles that lie side by side.
-inline constexpr index_t pair_stride = 32;
 
 /// Tile T from, and to, 16 x 16 floats in rows of 32.
 template <int T>
@@ -130,6 +178,8 @@ inline __attribute__((always_inline)) void multiply() noexcept {
                :
                : "i"(Sums), "i"(A), "i"(B));
 }
+
+#endif  // ATTN_EMULATE_AMX
 
 }  // namespace attn::simd::amx
 

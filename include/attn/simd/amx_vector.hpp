@@ -30,7 +30,13 @@ ATTN_AMX_INLINE void store(std::uint16_t* p, words x) noexcept { _mm512_storeu_s
 ATTN_AMX_INLINE floats fill(float x) noexcept { return _mm512_set1_ps(x); }
 ATTN_AMX_INLINE floats zero() noexcept { return _mm512_setzero_ps(); }
 ATTN_AMX_INLINE floats add(floats a, floats b) noexcept { return _mm512_add_ps(a, b); }
-ATTN_AMX_INLINE floats multiply(floats a, floats b) noexcept { return _mm512_mul_ps(a, b); }
+/// The product rounded, also where the compiler would fuse it with an addition that follows: scores
+/// that masks have gone over are scaled in memory, and the others must get the same bits.
+ATTN_AMX_INLINE floats multiply(floats a, floats b) noexcept {
+  floats x = _mm512_mul_ps(a, b);
+  asm("" : "+v"(x));
+  return x;
+}
 
 /// Lanes [0, n), none where n <= 0.
 ATTN_AMX_INLINE __mmask16 first_lanes(index_t n) noexcept {
