@@ -64,7 +64,7 @@ ATTN_INLINE void for_each_product(const lane_product<T>& a, const Epilogue& epil
       const B start = simd::load<T, Arch>(a.start + j * W);
       ATTN_UNROLL for (int r = 0; r < MR; ++r) s[r][j] = start;
     }
-    accumulate_scores<T, Arch, MR, N, QS, false>(s, a.xt, y, ldy, a.d, nullptr, 0);
+    accumulate_scores<T, Arch, MR, N, QS, false>(s, a.xt, y, ldy, a.d, {});
     ATTN_UNROLL for (int j = 0; j < N; ++j) {
       ATTN_UNROLL for (int r = 0; r < MR; ++r) epilogue(i + r, j * W, s[r][j]);
     }

@@ -15,6 +15,8 @@
 #include <attn/context.hpp>
 #include <attn/dense_options.hpp>
 #include <attn/detail/dense_problem.hpp>
+#include <attn/detail/key_value_head.hpp>
+#include <attn/detail/lookahead.hpp>
 #include <attn/detail/packing.hpp>
 #include <attn/detail/query_tile.hpp>
 #include <attn/detail/score_bias.hpp>
@@ -42,7 +44,7 @@ class dense_worker {
 
  public:
   dense_worker(const dense_problem<T>& problem, const Rule& rule, scratch_carver memory) noexcept
-      : c_(problem), rule_(rule) {
+      : c_(problem), rule_(rule), head_(problem) {
     carve(memory);
   }
 
@@ -78,7 +80,6 @@ class dense_worker {
       row += rows;
     }
     seen_end_ = seen.end;
-    look_ahead(row_end == c_.n_q);
     // 2. Fold the blocks of keys, normalise and write.
     fold_blocks(0, n_tiles, seen);
     for (int i = 0; i < n_tiles; ++i) finish(i);
@@ -90,24 +91,16 @@ class dense_worker {
 
  private:
   dense_worker(const dense_problem<T>& problem, const Rule& rule) noexcept
-      : c_(problem), rule_(rule) {}
+      : c_(problem), rule_(rule), head_(problem) {}
 
   void carve(scratch_carver& memory) noexcept {
-    // A head whose rows can't be read as they lie is packed: block by block where one item is all
-    // there is, else once for all items (2 n_kv d numbers; at [B, L, H, D] 81-84% of the peak
-    // instead of 64-75% in place and 74% packed per item).
-    const bool one_item = items_per_head(c_.n_q) <= 1;
-    packed_rows_ = one_item ? std::min<index_t>(c_.n_kv, key_block) : c_.n_kv;
-    const row_source<T> k = c_.k_rows(c_.k, 0, 0), v = c_.v_rows(c_.v, 0, 0);
-    const bool worth_it = c_.n_q >= 2 * size::max_rows;
-    pack_k_ = k.direct == nullptr || (k.row_stride != c_.d_qk && worth_it);
-    pack_v_ = v.direct == nullptr || (v.row_stride != c_.d_v && worth_it);
-    if (pack_k_) packed_k_ = memory.take<T>(packed_rows_ * c_.d_qk);
-    if (pack_v_) packed_v_ = memory.take<T>(packed_rows_ * c_.d_v);
+    head_.carve(memory, items_per_head(c_.n_q) <= 1, c_.n_q >= 2 * size::max_rows);
     scratch_.p = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
     scratch_.s = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
-    scratch_.bias =
-        has_bias ? memory.take<T>(tile_scratch<T>::template block_size<Arch>()) : nullptr;
+    if (has_bias) {
+      scratch_.bias = scratch_.p;
+      spare_bias_ = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
+    }
     if (Rule::kind != rule_kind::range) {
       staging_ = memory.take<T>(size::max_rows * bias_tile<T>::staging_stride);
     }
@@ -127,10 +120,12 @@ class dense_worker {
   // Blocks of keys in `seen` meet tiles [first, last).
   void fold_blocks(int first, int last, key_range seen) noexcept {
     for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
+      look_ahead(k0, first, last);
+      block_ = head_.block(k0, seen_end_);
+      block_.ahead = &ahead_;
       for (int i = first; i < last; ++i) {
         const key_range any = ranges_[static_cast<std::size_t>(i)].any;
         if (any.begin >= k0 + key_block || any.end <= k0) continue;
-        enter_block(k0, i);
         block_.v_finite = !selective_ || survey(k0).finite;
         switch (tiles_[static_cast<std::size_t>(i)].n_vectors) {
         case 3:
@@ -143,6 +138,7 @@ class dense_worker {
           fold<1>(i, k0);
         }
       }
+      ahead_.ask_rest();
     }
   }
 
@@ -152,7 +148,7 @@ class dense_worker {
     const key_range seen = ranges_[static_cast<std::size_t>(i)].any;
     value_survey v;
     for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
-      enter_block(k0, i);
+      block_ = head_.block(k0, seen_end_);
       const value_survey block = survey(k0);
       v = {v.finite && block.finite, v.huge || block.huge};
     }
@@ -178,73 +174,50 @@ class dense_worker {
 
   void enter_head(index_t b, index_t h) noexcept {
     if (b == b_ && h == h_) return;
-    if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) {
-      k_ = c_.k_rows(c_.k, b, c_.kv_head(h));
-      v_ = c_.v_rows(c_.v, b, c_.kv_head(h));
-      packed_ = {0, 0};
-    }
+    if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) head_.enter(b, c_.kv_head(h));
     b_ = b, h_ = h;
     q_ = c_.q_rows(c_.q, b, h);
     out_ = c_.out_rows(c_.out, b, h);
   }
 
-  // Points block_ at keys [k0, k0 + key_block), packed if they have to be.
-  void enter_block(index_t k0, int tile) noexcept {
-    block_.n_keys = std::min<index_t>(key_block, c_.n_kv - k0);
-    if (pack_k_ || pack_v_) pack(k0, std::min(k0 + block_.n_keys, seen_end_));
-    const index_t at = packed_rows_ == c_.n_kv ? k0 : 0;
-    if (pack_k_)
-      block_.k = packed_k_ + at * c_.d_qk, block_.ldk = c_.d_qk;
+  // What to prefetch while tiles [first, last) meet the block at k0: the next block, or after the
+  // last one the rows that are written now and the operands of the next item.
+  void look_ahead(index_t k0, int first, int last) noexcept {
+    ahead_.clear();
+    const index_t next = k0 + key_block;
+    if (next < seen_end_) {
+      head_.expect(next, c_.n_kv, ahead_);
+    } else {
+      const index_t row0 = tiles_[0].first_row, row1 = std::min(row0 + item_rows, c_.n_q);
+      if (out_.direct != nullptr) {
+        ahead_.add(out_.direct + row0 * out_.row_stride, c_.d_v, out_.row_stride, row1 - row0);
+      }
+      expect_item_after(row1);
+    }
+    index_t groups = 0;
+    for (int i = first; i < last; ++i) {
+      const key_range any = ranges_[static_cast<std::size_t>(i)].any;
+      groups += std::max<index_t>(0, std::min(any.end, next) - std::max(any.begin, k0)) / MR;
+    }
+    ahead_.spread_over(groups);
+  }
+
+  void expect_item_after(index_t row) noexcept {
+    index_t b = b_, h = h_;
+    if (row == c_.n_q) {
+      row = 0;
+      if (++h == c_.n_heads) h = 0, ++b;
+    }
+    if (b == c_.n_batch) return;
+    const row_source<T> q = c_.q_rows(c_.q, b, h);
+    if (q.direct != nullptr) {
+      ahead_.add(q.direct + row * q.row_stride, c_.d_qk, q.row_stride,
+                 std::min(item_rows, c_.n_q - row));
+    }
+    if (b == b_ && c_.kv_head(h) == c_.kv_head(h_))
+      head_.expect(0, c_.n_kv, ahead_);
     else
-      block_.k = k_.direct + k0 * k_.row_stride, block_.ldk = k_.row_stride;
-    if (pack_v_)
-      block_.v = packed_v_ + at * c_.d_v, block_.ldv = c_.d_v;
-    else
-      block_.v = v_.direct + k0 * v_.row_stride, block_.ldv = v_.row_stride;
-    prefetch_next(k0, tile);
-  }
-
-  // Rows [first, last) of K and V into the packed head (or block), as far as they are not there.
-  // Rows that no query of an item sees are not read.
-  void pack(index_t first, index_t last) noexcept {
-    const bool whole_head = packed_rows_ == c_.n_kv;
-    if (first < packed_.begin || first > packed_.end || (!whole_head && first != packed_.begin)) {
-      packed_ = {first, first};
-    }
-    if (last <= packed_.end) return;
-    const index_t from = packed_.end, at = whole_head ? from : from - first;
-    if (pack_k_) k_.read(from, last - from, c_.d_qk, packed_k_ + at * c_.d_qk, c_.d_qk);
-    if (pack_v_) v_.read(from, last - from, c_.d_v, packed_v_ + at * c_.d_v, c_.d_v);
-    packed_.end = last;
-  }
-
-  // The next block into L2, a quarter per tile: tiles 0 and 1 ask for K, 2 and 3 for V. After the
-  // last block of an item comes the first one of the next item, which may be of the next head.
-  void prefetch_next(index_t k0, int tile) noexcept {
-    const bool values = (tile & 2) != 0;
-    const index_t ld = values ? block_.ldv : block_.ldk;
-    const T* block = values ? block_.v : block_.k;
-    index_t ahead = key_block;
-    if (k0 + key_block >= seen_end_) {
-      const T* first = values ? next_v_ : next_k_;
-      if (first != nullptr) block = first, ahead = 0, k0 = 0;
-    }
-    ahead += (tile & 1) * (key_block / 2);
-    const index_t rows_left = std::max<index_t>(0, c_.n_kv - key_block / 2) - k0;
-    block_.prefetch = block + std::min(ahead, rows_left) * ld;
-    block_.ld_prefetch = ld;
-  }
-
-  // Where the keys and values of the item after this one begin; null where they are packed.
-  void look_ahead(bool last_of_head) noexcept {
-    next_k_ = k_.direct, next_v_ = v_.direct;
-    const bool head_left = h_ + 1 < c_.n_heads;
-    if (last_of_head && (head_left || b_ + 1 < c_.n_batch)) {
-      const index_t b = head_left ? b_ : b_ + 1, h = head_left ? c_.kv_head(h_ + 1) : 0;
-      next_k_ = c_.k_rows(c_.k, b, h).direct, next_v_ = c_.v_rows(c_.v, b, h).direct;
-    }
-    if (pack_k_) next_k_ = nullptr;
-    if (pack_v_) next_v_ = nullptr;
+      head_.expect_head(b, c_.kv_head(h), ahead_);
   }
 
   void begin(int i, index_t row0, index_t rows, int nr) noexcept {
@@ -284,8 +257,17 @@ class dense_worker {
     const bool whole = ranges.all_see(k0, k1) && block_.n_keys % MR == 0;
     tile_fold<T, Arch, NR, has_bias> fold(t, block_, scratch_, c_.d_qk, c_.d_v);
 
-    bias_tile<T> pairs{scratch_.bias, staging_, NR * W, b_,           h_,
-                       t.first_row,   t.n_rows, k0,     block_.n_keys};
+    const bool stores_scores =
+        c_.softcap != T(0) || Rule::kind == rule_kind::function || true_maximum_;
+    bias_tile<T> pairs{stores_scores ? spare_bias_ : scratch_.bias,
+                       staging_,
+                       NR * W,
+                       b_,
+                       h_,
+                       t.first_row,
+                       t.n_rows,
+                       k0,
+                       block_.n_keys};
     tile_effect effect = tile_effect::all;
     if constexpr (has_bias) {
       // Nothing is read past the range of the rows, neither keys nor what rules know of them.
@@ -294,8 +276,6 @@ class dense_worker {
       if (effect == tile_effect::none) return;
       if (effect == tile_effect::some || !whole) ranges.complete(pairs);
     }
-    const bool stores_scores =
-        c_.softcap != T(0) || Rule::kind == rule_kind::function || true_maximum_;
     if (effect == tile_effect::all && whole && !stores_scores) {
       const key_run run{0, block_.n_keys, 0, NR, false};
       return fold.fold(&run, 1);
@@ -309,7 +289,12 @@ class dense_worker {
     if constexpr (has_bias) {
       const key_range seen = ranges.seen_of(k0, k1);
       const key_run run{seen.begin, seen.end, 0, NR, true};
-      fold.fold(&run, 1);
+      fold.fold(&run, 1, [&] {
+        pairs.value = spare_bias_, pairs.written = false;
+        (void)add_bias<Arch>(rule_, pairs);
+        ranges.complete(pairs);
+        return spare_bias_;
+      });
     } else {
       typename tile_ranges<T, Arch>::run_list runs;
       int n = ranges.runs(k0, k1, runs);
@@ -348,7 +333,7 @@ class dense_worker {
     } else if constexpr (has_bias) {
       if (effect == tile_effect::all && whole) return;
       for (index_t x = 0; x < block_.n_keys * qs; x += W) {
-        const B bias = simd::load<T, Arch>(scratch_.bias + x);
+        const B bias = simd::load<T, Arch>(pairs.value + x);
         xsimd::select(bias == B(-infinity), bias, simd::load<T, Arch>(s + x) + bias)
             .store_aligned(s + x);
       }
@@ -428,15 +413,12 @@ class dense_worker {
   const dense_problem<T>& c_;
   const Rule& rule_;
   index_t b_ = -1, h_ = -1;
-  row_source<T> q_{}, k_{}, v_{};
+  row_source<T> q_{};
   row_sink<T> out_{};
-  const T *next_k_ = nullptr, *next_v_ = nullptr;
-  bool pack_k_ = false, pack_v_ = false;
-  index_t packed_rows_ = 0;
+  key_value_head<T> head_;
+  lookahead ahead_;
   index_t seen_end_ = 0;  // no row of the item sees a key past it
-  key_range packed_{0, 0};
-  T *packed_k_ = nullptr, *packed_v_ = nullptr;
-  T *rows_ = nullptr, *staging_ = nullptr;
+  T *rows_ = nullptr, *staging_ = nullptr, *spare_bias_ = nullptr;
   key_value_block<T> block_{};
   tile_scratch<T> scratch_{};
   std::array<query_tile<T>, tiles_per_item> tiles_{};

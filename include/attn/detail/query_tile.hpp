@@ -70,17 +70,17 @@ struct key_value_block {
   const T* v;
   index_t ldv;
   index_t n_keys;
-  const T* prefetch;
-  index_t ld_prefetch;
-  bool v_finite;  ///< false: some value is inf or NaN (only looked at where runs are masked)
+  lookahead* ahead;  ///< what to prefetch, or null
+  bool v_finite;     ///< false: some value is inf or NaN (only looked at where runs are masked)
 };
 
 /// Scratch that the tiles of a thread share.
 template <class T>
 struct tile_scratch {
-  T* p;         // [key_block + MR][QS]  weights
-  T* s;         // the same              scores, where they are needed
-  T* bias;      // the same              numbers to add; null without a bias rule
+  T* p;     // [key_block + MR][QS]  weights
+  T* s;     // the same              scores, where they are needed
+  T* bias;  // the same              numbers to add; null without a bias rule. May be p: a
+            //                       weight takes the place of its bias, and L1 holds one of them
   T* k_padded;  // [MR][d_qk]
 
   template <class Arch>
@@ -99,13 +99,21 @@ class tile_fold {
  public:
   tile_fold(query_tile<T>& tile, const key_value_block<T>& block, const tile_scratch<T>& scratch,
             index_t d_qk, index_t d_v) noexcept
-      : t_(tile), b_(block), w_(scratch), d_qk_(d_qk), d_v_(d_v) {}
+      : t_(tile), b_(block), w_(scratch), bias_(scratch.bias), d_qk_(d_qk), d_v_(d_v) {}
 
   /// Folds the keys of `runs` into the tile.
-  __attribute__((noinline)) void fold(const key_run* runs, int n_runs) noexcept {
+  void fold(const key_run* runs, int n_runs) noexcept {
+    fold(runs, n_runs, [&] { return w_.bias; });
+  }
+
+  /// The same where `bias_again()` says where the bias is, in case its first place was p.
+  template <class BiasAgain>
+  __attribute__((noinline)) void fold(const key_run* runs, int n_runs,
+                                      const BiasAgain& bias_again) noexcept {
     save_sums();
     for (int r = 0; r < n_runs; ++r) weigh(runs[r]);
     if (const bool ok = sums_in_range(); !ok) [[unlikely]] {
+      if constexpr (HasBias) bias_ = bias_again();
       all_scores(runs, n_runs);
       rescore(false);
     }
@@ -141,10 +149,9 @@ class tile_fold {
     a.p = w_.p + row;
     a.lo = t_.lo + lane;
     a.hi = t_.hi + lane;
-    if constexpr (HasBias) a.bias = w_.bias + row;
+    if constexpr (HasBias) a.bias = bias_ + row;
     a.k_padded = w_.k_padded;
-    a.prefetch = b_.prefetch;
-    a.ld_prefetch = b_.ld_prefetch;
+    a.ahead = b_.ahead;
     return a;
   }
 
@@ -228,7 +235,7 @@ class tile_fold {
     }
   }
   [[nodiscard]] B bias(index_t key, int j) const noexcept {
-    return simd::load<T, Arch>(w_.bias + key * QS + j);
+    return simd::load<T, Arch>(bias_ + key * QS + j);
   }
 
   // Whether no lane has to be redone. One that was NaN before stays as it is.
@@ -349,6 +356,7 @@ class tile_fold {
   query_tile<T>& t_;
   const key_value_block<T>& b_;
   const tile_scratch<T>& w_;
+  const T* bias_;
   index_t d_qk_, d_v_;
 };
 

@@ -233,8 +233,8 @@ class smyrf_worker {
     const bool per_pair = Kind != rule_kind::range || drops_pairs();
     const bool plain = !per_pair && ranges_.all_see(k0, k0 + n);
     const T* k = k_packed_ + k0 * c_.d_qk;
-    const key_value_block<T> block{k, c_.d_qk, v_packed_ + k0 * c_.d_v, c_.d_v, n,
-                                   k, 0,       plain || values_finite()};
+    const key_value_block<T> block{k, c_.d_qk, v_packed_ + k0 * c_.d_v, c_.d_v,
+                                   n, nullptr, plain || values_finite()};
     tile_fold<T, Arch, NR, Pairs> fold(tile_, block, scratch_, c_.d_qk, c_.d_v);
 
     bias_tile<T> pairs{scratch_.bias, nullptr, NR * W, b_, h_, 0, tile_.n_rows, k0, n};
@@ -318,7 +318,7 @@ class smyrf_worker {
       std::fill_n(scratch_.bias + f * qs, qs, far_log_count_[f]);
     }
     std::fill_n(scratch_.bias + n_far_ * qs, MR * qs, -infinity);
-    const key_value_block<T> block{far_k_, c_.d_qk, far_v_, c_.d_v, n_far_, far_k_, 0, true};
+    const key_value_block<T> block{far_k_, c_.d_qk, far_v_, c_.d_v, n_far_, nullptr, true};
     tile_fold<T, Arch, NR, Pairs> fold(tile_, block, scratch_, c_.d_qk, c_.d_v);
     if (c_.softcap != T(0) || true_maximum_) {
       return fold.fold_mapped([&](T* s) {

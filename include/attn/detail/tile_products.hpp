@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <limits>
 
+#include <attn/detail/lookahead.hpp>
 #include <attn/simd/exp.hpp>
 #include <attn/view.hpp>
 
@@ -60,8 +61,7 @@ struct qk_operands {
   const T* hi;        ///< [QS]
   const T* bias;      ///< [n_keys][QS]
   T* k_padded;        ///< [MR][d], for the last rows where n_keys is no multiple of MR
-  const T* prefetch;  ///< rows of K or V of the next block, ld_prefetch apart
-  index_t ld_prefetch;
+  lookahead* ahead;   ///< what to prefetch, or null
 };
 
 namespace tiles {
@@ -69,10 +69,13 @@ namespace tiles {
 template <class T, class Arch>
 using batch = simd::batch<T, Arch>;
 
+/// Steps of a product of scores between two prefetches.
+inline constexpr int steps_per_line = 4;
+
 // s[r][j] += Σ_c k[r][c] qt[c][j]
 template <class T, class Arch, int MR, int N, int QS, bool Prefetch>
 ATTN_INLINE void accumulate_scores(batch<T, Arch> (&s)[MR][N], const T* qt, const T* k, index_t ldk,
-                                   index_t d, const T* prefetch, index_t ld_prefetch) noexcept {
+                                   index_t d, line_run ahead) noexcept {
   constexpr int W = tile_size<T, Arch>::width;
   // Two base pointers reach 8 rows with the scaled addressing of x86.
   const T* k4 = k + (MR > 4 ? 4 : 0) * ldk;
@@ -87,23 +90,18 @@ ATTN_INLINE void accumulate_scores(batch<T, Arch> (&s)[MR][N], const T* qt, cons
     ++k;
     ++k4;
   };
-  constexpr int line = 64 / static_cast<int>(sizeof(T));
-  index_t it = 0;
-  for (index_t c = d / 4; c > 0; --c, ++it) {
-    // One line of the next block per 4 steps: in a burst at the start of a tile it cost 2-3 points.
-    if constexpr (Prefetch) {
-      __builtin_prefetch(prefetch + (it & (MR / 2 - 1)) * ld_prefetch + it / (MR / 2) * line, 0, 2);
-    }
-    for (int u = simd::opaque(4); u > 0; --u) step();
+  for (index_t c = d / steps_per_line; c > 0; --c) {
+    if constexpr (Prefetch) ahead.ask();
+    for (int u = simd::opaque(steps_per_line); u > 0; --u) step();
   }
-  for (index_t c = d % 4; c > 0; --c) step();
+  for (index_t c = d % steps_per_line; c > 0; --c) step();
 }
 
 // MR keys: scores, minus the running maximum, exp, row sums. Subtracting m costs nothing: the
 // accumulators start from −m.
 template <class T, class Arch, int N, int QS, masking M>
-ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ldk, index_t i,
-                                 const T* prefetch) noexcept {
+ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ldk,
+                                 index_t i) noexcept {
   using B = batch<T, Arch>;
   constexpr int MR = tile_size<T, Arch>::keys, W = tile_size<T, Arch>::width;
   B s[MR][N];
@@ -111,8 +109,8 @@ ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ld
     const B negm = simd::load<T, Arch>(a.negm + j * W);
     ATTN_UNROLL for (int r = 0; r < MR; ++r) s[r][j] = negm;
   }
-  accumulate_scores<T, Arch, MR, N, QS, M == masking::none>(s, a.qt, k, ldk, a.d, prefetch,
-                                                            a.ld_prefetch);
+  const line_run ahead = a.ahead != nullptr ? a.ahead->next(a.d / steps_per_line) : line_run{};
+  accumulate_scores<T, Arch, MR, N, QS, true>(s, a.qt, k, ldk, a.d, ahead);
   ATTN_UNROLL for (int j = 0; j < N; ++j) {
     B sum[2];
     ATTN_UNROLL for (int r = 0; r < MR; ++r) {
@@ -160,14 +158,13 @@ __attribute__((noinline)) void qk_softmax(const qk_operands<T>& operands) noexce
   // the reference would be loaded again after each of them.
   const qk_operands<T> a = operands;
   constexpr int MR = tile_size<T, Arch>::keys;
-  const T* prefetch = a.prefetch;
   index_t i = 0;
-  for (; i + MR <= a.n_keys; i += MR, prefetch += (MR / 2) * a.ld_prefetch) {
-    qk_softmax_tile<T, Arch, N, QS, M>(a, a.k + i * a.ldk, a.ldk, i, prefetch);
+  for (; i + MR <= a.n_keys; i += MR) {
+    qk_softmax_tile<T, Arch, N, QS, M>(a, a.k + i * a.ldk, a.ldk, i);
   }
   if constexpr (M != masking::none) {
     if (i < a.n_keys) {
-      qk_softmax_tile<T, Arch, N, QS, M>(a, pad_keys<T, Arch>(a, i), a.d, i, nullptr);
+      qk_softmax_tile<T, Arch, N, QS, M>(a, pad_keys<T, Arch>(a, i), a.d, i);
     }
   }
 }
@@ -186,7 +183,7 @@ __attribute__((noinline)) void qk_scores(const qk_operands<T>& operands, const T
       const B start = simd::load<T, Arch>(init + j * W);
       ATTN_UNROLL for (int r = 0; r < MR; ++r) s[r][j] = start;
     }
-    accumulate_scores<T, Arch, MR, NR, QS, false>(s, a.qt, k, whole ? a.ldk : a.d, a.d, nullptr, 0);
+    accumulate_scores<T, Arch, MR, NR, QS, false>(s, a.qt, k, whole ? a.ldk : a.d, a.d, {});
     ATTN_UNROLL for (int r = 0; r < MR; ++r) {
       ATTN_UNROLL for (int j = 0; j < NR; ++j) {
         s[r][j].store_aligned(a.p + (i + r) * QS + j * W);
