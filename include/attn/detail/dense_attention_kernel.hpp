@@ -348,28 +348,11 @@ class dense_worker {
     }
   }
 
-  struct value_survey {
-    bool finite = true;
-    bool huge = false;  // times a weight of 2^32 and n_kv of them, past the largest number
-  };
-
-  // Of the rows of the current block that may be seen.
+  // The rows of the current block that may be seen.
   [[nodiscard]] value_survey survey(index_t k0) const noexcept {
     const index_t rows = std::min(k0 + block_.n_keys, seen_end_) - k0;
-    const T limit = std::numeric_limits<T>::max() / largest_sum<T> / static_cast<T>(c_.n_kv);
-    B not_finite(T(0)), largest(T(0));
-    for (index_t r = 0; r < rows; ++r) {
-      const T* v = block_.v + r * block_.ldv;
-      for (index_t c = 0; c < c_.d_v; c += W) {
-        const B x = c + W <= c_.d_v ? simd::load_unaligned<T, Arch>(v + c)
-                                    : simd::load_partial<T, Arch>(v + c, c_.d_v - c);
-        const B zero = x * B(T(0));  // NaN if x is not finite
-        not_finite = not_finite + zero;
-        const B finite = xsimd::select(zero == B(T(0)), xsimd::abs(x), B(T(0)));
-        largest = xsimd::select(finite > largest, finite, largest);
-      }
-    }
-    return {xsimd::all(not_finite == B(T(0))), !xsimd::all(largest <= B(limit))};
+    return survey_values<T, Arch>(block_.v, block_.ldv, rows, c_.d_v,
+                                  largest_sum<T> * static_cast<T>(c_.n_kv));
   }
 
   void finish(int i) noexcept {

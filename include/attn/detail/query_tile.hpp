@@ -297,7 +297,7 @@ class tile_fold {
       m = xsimd::select(fresh, m, xsimd::max(m, m_before));
       m = xsimd::select(m == B(-infinity), B(T(0)), m);
       // 2. Weights and their sum.
-      const auto keep = every ? (m != m) & (m == m) : in_range(j);
+      const auto keep = every ? B(T(0)) == B(T(1)) : in_range(j);
       B sum(T(0));
       for (index_t key = 0; key < n; ++key) {
         const B x = simd::load<T, Arch>(w_.s + key * QS + j);

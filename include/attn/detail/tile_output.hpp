@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// From the state of a query tile to its output.
+// From the state of a query tile to its output, and what there is to know of values where that is
+// not finite.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,35 @@
 
 #include <attn/detail/query_tile.hpp>
 #include <attn/simd/math.hpp>
+#include <attn/simd/reduce.hpp>
 
 namespace attn::detail {
+
+struct value_survey {
+  bool finite = true;
+  bool huge = false;  // times the largest weight, past the largest number
+};
+
+/// Of [n_rows][d_v] values.
+template <class T, class Arch>
+[[nodiscard]] value_survey survey_values(const T* v, index_t ldv, index_t n_rows, index_t d_v,
+                                         T largest_weight) noexcept {
+  using B = simd::batch<T, Arch>;
+  constexpr int W = simd::width<T, Arch>;
+  const T limit = std::numeric_limits<T>::max() / largest_weight;
+  B not_finite(T(0)), largest(T(0));
+  for (index_t r = 0; r < n_rows; ++r, v += ldv) {
+    for (index_t c = 0; c < d_v; c += W) {
+      const B x = c + W <= d_v ? simd::load_unaligned<T, Arch>(v + c)
+                               : simd::load_partial<T, Arch>(v + c, d_v - c);
+      const B zero = x * B(T(0));  // NaN if x is not finite
+      not_finite = not_finite + zero;
+      const B finite = xsimd::select(zero == B(T(0)), xsimd::abs(x), B(T(0)));
+      largest = xsimd::select(finite > largest, finite, largest);
+    }
+  }
+  return {xsimd::all(not_finite == B(T(0))), !xsimd::all(largest <= B(limit))};
+}
 
 /// factor = what OT is to be multiplied by per lane: 1/l after the sink (−inf: none) has joined
 /// maximum and denominator; 0 for a row without keys. lse, if not null, = the log-sum-exp.
