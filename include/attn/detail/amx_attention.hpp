@@ -29,16 +29,16 @@ template <class Arch>
 
 /// Runs the call on tiles if they are there, allowed and faster; else returns false and has done
 /// nothing.
-template <class Arch, score_rule Rule>
+template <class Arch, bool AllBfloat16, score_rule Rule>
 bool dense_attention_on_tiles([[maybe_unused]] const dense_problem<float>& problem,
                               [[maybe_unused]] const Rule& rule,
                               [[maybe_unused]] precision_mode precision,
-                              [[maybe_unused]] bool all_bfloat16, [[maybe_unused]] context& ctx) {
+                              [[maybe_unused]] context& ctx) {
 #if defined(ATTN_HAS_AMX)
   // A rule that is any function of the score costs more than the products: it stays where it is
   // called once per score.
   if constexpr (Rule::kind != rule_kind::function) {
-    const amx::engine* e = amx::engine_for<Arch>(precision, all_bfloat16);
+    const amx::engine* e = amx::engine_for<Arch, AllBfloat16>(precision);
     if (e == nullptr || !tiles_pay<Arch>(problem, precision) || !simd::amx::available())
       return false;
     using worker = amx::worker<Arch, Rule>;

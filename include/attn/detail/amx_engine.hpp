@@ -4,6 +4,8 @@
 // compiled once per rule and not once per rule and precision.
 #pragma once
 
+#include <type_traits>
+
 #include <attn/dense_options.hpp>
 #include <attn/detail/amx_packing.hpp>
 #include <attn/detail/amx_products.hpp>
@@ -36,17 +38,20 @@ inline constexpr engine engine_of = {Parts::q,
                                      &products<Arch, Parts>::weights,
                                      &products<Arch, Parts>::values};
 
-/// The engine of a precision; null where it means the FMA kernel.
-template <class Arch>
-[[nodiscard]] const engine* engine_for(precision_mode mode, bool all_bfloat16) noexcept {
+/// The engine of a precision; null where it means the FMA kernel. Whether all operands are stored
+/// as bfloat16 is known when compiling, and a type's own engines are all that a call compiles: each
+/// takes about half a second.
+template <class Arch, bool AllBfloat16>
+[[nodiscard]] const engine* engine_for(precision_mode mode) noexcept {
+  // bfloat16 operands have one part. Weights have three all the same.
+  using float_parts = parts<3, 3, 3, false>;
+  using stored_parts = parts<1, 3, 1, true>;
+  using half_parts = parts<2, 2, 2, false>;
   switch (mode) {
   case precision_mode::automatic:
-    // bfloat16 operands have one part. Weights have three all the same.
-    if (all_bfloat16) return &engine_of<Arch, parts<1, 3, 1, true>>;
-    return &engine_of<Arch, parts<3, 3, 3, false>>;
+    return &engine_of<Arch, std::conditional_t<AllBfloat16, stored_parts, float_parts>>;
   case precision_mode::bf16x3:
-    if (all_bfloat16) return &engine_of<Arch, parts<1, 3, 1, true>>;
-    return &engine_of<Arch, parts<2, 2, 2, false>>;
+    return &engine_of<Arch, std::conditional_t<AllBfloat16, stored_parts, half_parts>>;
   case precision_mode::bf16:
     return &engine_of<Arch, parts<1, 1, 1, true>>;
   case precision_mode::strict:

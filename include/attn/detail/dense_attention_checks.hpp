@@ -137,8 +137,9 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
     constexpr bool all_bfloat16 = std::is_same_v<std::remove_const_t<Q>, Eigen::bfloat16> &&
                                   std::is_same_v<std::remove_const_t<K>, Eigen::bfloat16> &&
                                   std::is_same_v<std::remove_const_t<V>, Eigen::bfloat16>;
-    if (dense_attention_on_tiles<Arch>(problem, erased, options.precision, all_bfloat16, ctx))
+    if (dense_attention_on_tiles<Arch, all_bfloat16>(problem, erased, options.precision, ctx)) {
       return;
+    }
   }
   // A strict call has one order of summation for every n_q.
   const bool few = problem.n_q <= decode_max_queries<T, Arch>;
