@@ -249,11 +249,13 @@ struct segment_mask {
   [[nodiscard]] constexpr key_range keys(index_t, index_t, index_t, index_t n_kv) const noexcept {
     return {0, n_kv};
   }
-  [[nodiscard]] constexpr index_t q_id(index_t b, index_t i) const noexcept {
-    return q_ids.data_handle()[b * detail::step(q_ids, 0) + i * q_ids.stride(2)];
+  [[nodiscard]] constexpr index_t q_id(index_t b, index_t i) const noexcept { return *q_at(b, i); }
+  [[nodiscard]] constexpr index_t k_id(index_t b, index_t j) const noexcept { return *k_at(b, j); }
+  [[nodiscard]] constexpr const index_t* q_at(index_t b, index_t i) const noexcept {
+    return q_ids.data_handle() + b * detail::step(q_ids, 0) + i * q_ids.stride(2);
   }
-  [[nodiscard]] constexpr index_t k_id(index_t b, index_t j) const noexcept {
-    return k_ids.data_handle()[b * detail::step(k_ids, 0) + j * k_ids.stride(2)];
+  [[nodiscard]] constexpr const index_t* k_at(index_t b, index_t j) const noexcept {
+    return k_ids.data_handle() + b * detail::step(k_ids, 0) + j * k_ids.stride(2);
   }
   void check(std::string_view function, const attention_shape& s) const {
     check_ids(function, "segment_mask.q_ids", q_ids, s, s.n_q, "n_q");

@@ -138,7 +138,7 @@ class dense_worker {
           fold<1>(i, k0);
         }
       }
-      ahead_.ask_rest();
+      if (k0 + key_block >= seen.end) ahead_.ask_rest();
     }
   }
 

@@ -146,27 +146,39 @@ tile_effect add_bias(const alibi_bias& rule, bias_tile<T>& t) noexcept {
   return tile_effect::some;
 }
 
+/// Smallest and largest of n ids. Four chains: a block that is left out costs little else.
+struct id_range {
+  index_t min, max;
+};
+[[nodiscard]] inline id_range range_of_ids(const index_t* id, index_t stride, index_t n) noexcept {
+  id_range x[4] = {{id[0], id[0]}, {id[0], id[0]}, {id[0], id[0]}, {id[0], id[0]}};
+  const auto see = [](id_range& r, index_t value) {
+    r = {std::min(r.min, value), std::max(r.max, value)};
+  };
+  index_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    ATTN_UNROLL for (int u = 0; u < 4; ++u) see(x[u], id[(i + u) * stride]);
+  }
+  for (; i < n; ++i) see(x[0], id[i * stride]);
+  for (int u = 1; u < 4; ++u) see(x[0], x[u].min), see(x[0], x[u].max);
+  return x[0];
+}
+
 template <class Arch, class T>
 tile_effect add_bias(const segment_mask& rule, bias_tile<T>& t) noexcept {
   using B = simd::batch<T, Arch>;
   constexpr int W = simd::width<T, Arch>;
   // 1. Packed sequences are sorted: most blocks are of one segment, or of others altogether.
-  index_t q_min = rule.q_id(t.b, t.i0), q_max = q_min;
-  for (index_t i = 1; i < t.n_rows; ++i) {
-    const index_t id = rule.q_id(t.b, t.i0 + i);
-    q_min = std::min(q_min, id), q_max = std::max(q_max, id);
-  }
-  index_t k_min = rule.k_id(t.b, t.j0), k_max = k_min;
-  for (index_t j = 1; j < t.n_keys; ++j) {
-    const index_t id = rule.k_id(t.b, t.j0 + j);
-    k_min = std::min(k_min, id), k_max = std::max(k_max, id);
-  }
-  if (q_max < k_min || k_max < q_min) return tile_effect::none;
-  if (q_min == q_max && k_min == k_max) return tile_effect::all;
+  const id_range q_range = range_of_ids(rule.q_at(t.b, t.i0), rule.q_ids.stride(2), t.n_rows);
+  const id_range k_range = range_of_ids(rule.k_at(t.b, t.j0), rule.k_ids.stride(2), t.n_keys);
+  if (q_range.max < k_range.min || k_range.max < q_range.min) return tile_effect::none;
+  const index_t smallest = std::min(q_range.min, k_range.min);
+  const index_t largest = std::max(q_range.max, k_range.max);
+  if (smallest == largest) return tile_effect::all;
   // 2. Ids relative to the smallest are compared as numbers where T holds them exactly. The
   //    difference is taken without sign: it may not fit a signed one.
-  const auto base = static_cast<std::uint64_t>(std::min(q_min, k_min));
-  const auto spread = static_cast<std::uint64_t>(std::max(q_max, k_max)) - base;
+  const auto base = static_cast<std::uint64_t>(smallest);
+  const auto spread = static_cast<std::uint64_t>(largest) - base;
   if (spread < (std::uint64_t{1} << std::numeric_limits<T>::digits)) {
     T* q = t.staging;
     for (index_t i = 0; i < t.n_rows; ++i) {
