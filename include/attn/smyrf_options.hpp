@@ -23,8 +23,9 @@ enum class smyrf_clustering {
   /// Queries and keys are ranked by one hash each, and equal ranks are paired (the paper's).
   ranks,
   /// Both are halved again and again along directions that the data give: queries by which of two
-  /// groups of keys they prefer, keys by which half of the queries prefers them. Captures 1.5 to 4
-  /// times the attention of `ranks` at the same number of scores. Transform and hash play no part.
+  /// groups of keys they prefer, keys by which half of the queries prefers them. On trained maps it
+  /// captured 1.2 to 9 times the attention of `ranks` at the same number of scores, the more the
+  /// fewer they were. Transform and hash play no part.
   bisection,
 };
 
