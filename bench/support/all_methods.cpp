@@ -5,8 +5,17 @@ namespace attn::bench {
 
 template <class T>
 std::vector<method<T>> all_methods(const method_options& options) {
-  std::vector<method<T>> methods{plain_eigen_method<T>(), blocked_eigen_method<T>(),
-                                 dense_method<T>()};
+  std::vector<method<T>> methods{plain_eigen_method<T>(), blocked_eigen_method<T>()};
+  const auto add_dense = [&](const char* name, std::string_view summary, precision_mode precision) {
+    methods.push_back(dense_method<T>(name, summary, precision));
+  };
+  add_dense("dense", "attn::dense_attention: exact, tiled, the scores are never stored",
+            precision_mode::automatic);
+  if (std::is_same_v<arithmetic_t<T>, float> && has_tiles()) {
+    add_dense("dense-strict", "the same in float multiply-adds", precision_mode::strict);
+    add_dense("dense-bf16x3", "the same on AMX with 16 bits per operand", precision_mode::bf16x3);
+    add_dense("dense-bf16", "the same on AMX with 8 bits per operand", precision_mode::bf16);
+  }
   for (const index_t block : options.blocks) {
     methods.push_back(blockwise_method<T>("blockwise-" + std::to_string(block), block));
   }

@@ -11,6 +11,7 @@
 
 #include <Eigen/Core>
 
+#include <attn/dense_options.hpp>
 #include <attn/view.hpp>
 
 #include "support/problem.hpp"
@@ -49,11 +50,15 @@ template <class T>
 template <class T>
 [[nodiscard]] method<T> blocked_eigen_method();
 template <class T>
-[[nodiscard]] method<T> dense_method();
+[[nodiscard]] method<T> dense_method(std::string name, std::string_view summary,
+                                     precision_mode precision);
 template <class T>
 [[nodiscard]] method<T> blockwise_method(std::string name, index_t block);
 template <class T>
 [[nodiscard]] method<T> pooled_method(std::string name, index_t kept);
+
+/// Whether precisions differ on this machine.
+[[nodiscard]] bool has_tiles();
 
 /// Which members of the families are in the list.
 struct method_options {
