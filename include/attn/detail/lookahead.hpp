@@ -51,13 +51,15 @@ class lookahead {
   }
 
   /// The share of one group: asks for what exceeds `most` lines and returns the rest.
-  [[nodiscard]] line_run next(index_t most) noexcept {
-    ask(per_group_ - most);
-    const index_t n = std::min(most, per_group_);
-    if (n <= 0 || (at_ >= end_ && !next_row())) return {};
-    const line_run run{at_, std::min(at_ + (n - 1) * line_bytes, end_ - 1)};
-    at_ = run.last + line_bytes;
-    return run;
+  [[nodiscard]] ATTN_INLINE line_run next(index_t most) noexcept {
+    // Nearly always; the rest out of line, which took 1.4% of a causal call with AVX2.
+    const index_t n = per_group_, bytes = n * line_bytes;
+    if (n > 0 && n <= most && end_ - at_ >= bytes) {
+      const line_run run{at_, at_ + bytes - line_bytes};
+      at_ += bytes;
+      return run;
+    }
+    return next_of_several(most);
   }
 
   /// What no group has asked for.
@@ -68,6 +70,15 @@ class lookahead {
     const char* row;
     index_t row_bytes, stride, n_rows;
   };
+
+  __attribute__((noinline)) line_run next_of_several(index_t most) noexcept {
+    ask(per_group_ - most);
+    const index_t n = std::min(most, per_group_);
+    if (n <= 0 || (at_ >= end_ && !next_row())) return {};
+    const line_run run{at_, std::min(at_ + (n - 1) * line_bytes, end_ - 1)};
+    at_ = run.last + line_bytes;
+    return run;
+  }
 
   void ask(index_t n) noexcept {
     for (; n > 0 && (at_ < end_ || next_row()); --n, at_ += line_bytes) {

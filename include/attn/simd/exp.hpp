@@ -78,8 +78,8 @@ ATTN_INLINE batch<T, Arch> exp(const batch<T, Arch>& x) noexcept {
   constexpr T highest = single ? T(88.72284) : T(709.782712893384);         // n = bias + 1: inf
   const B y = at_most(at_least(x, B(lowest)), B(highest));
   const B t = multiply_add(y, B(detail::log2e<T>), B(magic));
-  const B n = t - B(magic);
-  B f = multiply_add(y, B(detail::log2e<T>), -n);
+  const B minus_n = B(magic) - t;
+  B f = multiply_add(y, B(detail::log2e<T>), minus_n);
   const B scale = from_bits<T, Arch>(to_bits<T, Arch>(t) << mantissa);
   if constexpr (single) {
     return detail::horner(detail::exp2_round_f32, f) * scale;
