@@ -60,6 +60,20 @@ problem<float> gaussian(double sharpness) {
       [](index_t, index_t, index_t, normal_noise& noise) { return noise(); });
 }
 
+// Lengths over an order of magnitude, on both sides: what asymmetric transforms are for.
+problem<float> lengths() {
+  const normal_table log_length(9, 2 * heads * length);
+  const auto longer = [&](index_t side, index_t h, index_t i) {
+    return std::exp(0.7 * log_length((side * heads + h) * length + i));
+  };
+  return synthetic(
+      10,
+      [&](index_t h, index_t i, index_t, normal_noise& noise) { return longer(0, h, i) * noise(); },
+      [&](index_t h, index_t i, index_t, normal_noise& noise) {
+        return longer(1, h, i) * noise();
+      });
+}
+
 // 32 directions that queries and keys gather around.
 problem<float> clustered() {
   constexpr index_t n_centres = 32;
@@ -174,6 +188,7 @@ std::vector<attention_family> attention_families(const std::filesystem::path& ca
       {"minilm_5", "all-MiniLM-L6-v2, layer 5", [=] { return minilm(captured, 2); }},
       {"gaussian", "normal noise, scores of deviation 1", [] { return gaussian(1); }},
       {"gaussian_sharp", "normal noise, scores of deviation 3", [] { return gaussian(3); }},
+      {"lengths", "normal noise, log-normal lengths of queries and keys", lengths},
       {"clustered", "32 directions with noise around them", clustered},
       {"cones", "two narrow cones, decaying spectrum", cones},
       {"permutation", "each query has one key", permutation},
