@@ -7,6 +7,8 @@
 #include "support/random.hpp"
 #include "support/smyrf_call.hpp"
 
+#include <attn/blockwise_attention.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -105,6 +107,35 @@ TEMPLATE_TEST_CASE("Duplicates removed: dense attention under the mask of all me
         {.scale = options.scale, .softcap = options.softcap, .sinks = {}});
     CHECK(x.matches(expected, {.constant = 24}));
     CHECK(dense.matches(expected));
+  }
+}
+
+TEST_CASE("One local round is blockwise attention, where the clusters are chunks") {
+  random_source random(8);
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    dense_problem p = random_problem(random, seed);
+    const index_t block = random.integer(1, 40), clusters = random.integer(1, 8);
+    p.n_q = p.n_kv = block * clusters;
+    CAPTURE(p, block);
+    dense_operands<double> x(p), chunks(p);
+    // No chunk sees another: large values in the last one stay there.
+    reference::tensor v = x.v.values();
+    for (index_t b = 0; b < p.n_batch; ++b)
+      for (index_t h = 0; h < p.n_kv_heads; ++h)
+        for (index_t c = 0; c < p.d_v; ++c) v(b, h, p.n_kv - 1, c) = 1000;
+    x.v.assign(v), chunks.v.assign(v);
+    attend_clusters(x, smyrf_clusters(x.q.view(), x.k.view(),
+                                      {.clusters = clusters, .rounds = 1, .local_round = true}));
+    attn::blockwise_attention(chunks.q.view(), chunks.k.view(), chunks.v.view(), chunks.out.view(),
+                              chunks.lse.view(), attn::no_mask{}, {.block = block});
+    const auto expected = reference::dense_attention(
+        x.q.values(), x.k.values(), x.v.values(),
+        reference::score_rule_fn([&](double score, index_t, index_t, index_t i, index_t j) {
+          return i / block == j / block ? score : -HUGE_VAL;
+        }));
+    CHECK(x.matches(expected));
+    CHECK(chunks.matches(expected));
+    CHECK(compare_within(x.out.values(), chunks.out.values(), 1e-9));
   }
 }
 
