@@ -7,7 +7,6 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include <attn/dense_attention.hpp>
 
 #include "support/normal_noise.hpp"
+#include "support/peak_clock.hpp"
 
 namespace {
 
@@ -25,22 +25,10 @@ struct shape {
   bool causal = false;
 };
 
-[[nodiscard]] double thread_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 [[nodiscard]] double seconds(const std::function<void()>& call) {
-  const double start = thread_seconds();
+  const double start = bench::thread_seconds();
   call();
-  return thread_seconds() - start;
-}
-
-[[nodiscard]] double median(std::vector<double>& x) {
-  const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
+  return bench::thread_seconds() - start;
 }
 
 template <class T>
@@ -70,11 +58,11 @@ void measure(benchmark::State& state, const shape& s, precision_mode mode) {
     other.push_back(seconds([&] { attend(mode); }));
     state.SetIterationTime(other.back());
   }
-  const double time = median(other);
+  const double time = bench::median(other);
   const double pairs = static_cast<double>(s.n_q) * static_cast<double>(s.n_kv);
   state.counters["GFLOP/s"] =
       4e-9 * static_cast<double>(outer) * pairs * (s.causal ? 0.5 : 1) / time;
-  state.counters["of_strict"] = median(strict) / time;
+  state.counters["of_strict"] = bench::median(strict) / time;
 }
 
 void add(const std::string& name, const shape& s) {

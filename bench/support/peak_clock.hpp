@@ -16,6 +16,14 @@
 
 namespace attn::bench {
 
+[[nodiscard]] inline double seconds_of(clockid_t id) {
+  timespec t{};
+  clock_gettime(id, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+/// Seconds that this thread has run.
+[[nodiscard]] inline double thread_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
+
 /// The middle of the values (the mean of the two in the middle).
 [[nodiscard]] inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -104,17 +112,12 @@ class peak_clock {
     all.wall.push_back(one.wall / parts);
     all.thread.push_back(one.thread / parts);
   }
-  static double seconds(clockid_t id) {
-    timespec t{};
-    clock_gettime(id, &t);
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-  }
   template <class Work>
   static spell timed(const Work& work) {
-    const double wall = seconds(CLOCK_MONOTONIC), thread = seconds(CLOCK_THREAD_CPUTIME_ID);
+    const double wall = seconds_of(CLOCK_MONOTONIC), thread = thread_seconds();
     work();
-    const double thread_end = seconds(CLOCK_THREAD_CPUTIME_ID);
-    return {seconds(CLOCK_MONOTONIC) - wall, thread_end - thread};
+    const double thread_end = thread_seconds();
+    return {seconds_of(CLOCK_MONOTONIC) - wall, thread_end - thread};
   }
   static spell run_probe(index_t steps) {
     return timed([&] { fma_probe<T, Arch>::run(steps); });
