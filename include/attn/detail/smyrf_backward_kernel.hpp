@@ -20,7 +20,10 @@
 #include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_far_field.hpp>
 #include <attn/detail/smyrf_gather.hpp>
+#include <attn/detail/smyrf_keys.hpp>
+#include <attn/detail/smyrf_past.hpp>
 #include <attn/detail/smyrf_plan.hpp>
+#include <attn/detail/smyrf_problem.hpp>
 #include <attn/detail/smyrf_rule.hpp>
 
 namespace attn::detail {
@@ -75,44 +78,31 @@ class smyrf_backward_worker {
            const smyrf_sums<T>& dk, const smyrf_sums<T>& dv) noexcept {
     enter_head(b, g);
     round_ = r;
-    const index_t k_first = plan_.begin(k_length_, c);
-    n_keys_ = plan_.begin(k_length_, c + 1) - k_first;
-    keys_ = plan_.keys(b, g, r) + k_first;
-    gather_rows<T, Arch>(k_, keys_, n_keys_, c_.d_qk, k_packed_, c_.d_qk);
-    gather_rows<T, Arch>(v_, keys_, n_keys_, c_.d_v, v_packed_, c_.d_v);
-    std::fill_n(sum_k_, n_keys_ * ld_qk_, T(0));
-    std::fill_n(sum_v_, n_keys_ * ld_v_, T(0));
-    keys_checked_ = false;
-    n_far_ = 0;
-    if (c_.far_field) {
-      n_far_ = far.take(plan_, k_length_, c, far_k_, far_v_, far_log_count_);
-      std::fill_n(far_sum_k_, n_far_ * ld_qk_, T(0));
-      std::fill_n(far_sum_v_, n_far_ * ld_v_, T(0));
-    }
+    keys_.gather(plan_, b, g, r, c, k_, v_, far);
+    past_.enter_cluster(b, g, r, keys_.list, keys_.n);
+    std::fill_n(sum_k_, keys_.n * ld_qk_, T(0));
+    std::fill_n(sum_v_, keys_.n * ld_v_, T(0));
+    std::fill_n(far_sum_k_, keys_.n_far * ld_qk_, T(0));
+    std::fill_n(far_sum_v_, keys_.n_far * ld_v_, T(0));
 
-    const index_t q_first = plan_.begin(q_length_, c);
-    const index_t n_queries = plan_.begin(q_length_, c + 1) - q_first;
+    const index_t first = plan_.begin(q_length_, c), end = plan_.begin(q_length_, c + 1);
     for (index_t h = g * plan_.group(); h < (g + 1) * plan_.group(); ++h) {
       h_ = h;
-      const index_t* queries = plan_.queries(b, h, r) + q_first;
-      for (index_t i = 0; i < n_queries;) {
-        const index_t vectors = (n_queries - i + W - 1) / W;
-        const int nr = vectors == 4 ? 2 : static_cast<int>(std::min<index_t>(vectors, 3));
-        const index_t rows = std::min<index_t>(nr * W, n_queries - i);
+      const index_t* queries = plan_.queries(b, h, r) + first;
+      smyrf_for_tiles<W>(end - first, [&](index_t i, index_t rows, int nr) {
         load_tile(queries + i, rows, nr);
-        for (index_t k0 = 0; k0 < n_keys_; k0 += key_block) {
-          fold_block(queries + i, k0, std::min<index_t>(key_block, n_keys_ - k0));
+        for (index_t k0 = 0; k0 < keys_.n; k0 += key_block) {
+          fold_block(queries + i, k0, std::min<index_t>(key_block, keys_.n - k0));
         }
-        if (n_far_ > 0) fold_far();
+        if (keys_.n_far > 0) fold_far();
         store_d_q(queries + i, dq(h));
-        i += rows;
-      }
+      });
     }
-    for (index_t j = 0; j < n_keys_; ++j) {
-      store(dk(keys_[j]), sum_k_ + j * ld_qk_, c_.d_qk);
-      store(dv(keys_[j]), sum_v_ + j * ld_v_, c_.d_v);
+    for (index_t j = 0; j < keys_.n; ++j) {
+      store(dk(keys_.list[j]), sum_k_ + j * ld_qk_, c_.d_qk);
+      store(dv(keys_.list[j]), sum_v_ + j * ld_v_, c_.d_v);
     }
-    if (n_far_ > 0) far.give(plan_, k_length_, c, far_sum_k_, ld_qk_, far_sum_v_, ld_v_);
+    if (keys_.n_far > 0) far.give(plan_, k_length_, c, far_sum_k_, ld_qk_, far_sum_v_, ld_v_);
   }
 
   /// Σ of keys and values for the far field of round r.
@@ -137,7 +127,7 @@ class smyrf_backward_worker {
       const key_range keys = rule_.keys(b, h, i, c_.n_kv);
       if (plan_.meet(b, h, i, i) || lse == -infinity || i < keys.begin || i >= keys.end) continue;
       // 1. Score and slope.
-      T *q = rows_, *k = k_packed_, *v = v_packed_, *d_out = sum_v_, *out = tile_.d_out;
+      T *q = rows_, *k = keys_.k, *v = keys_.v, *d_out = sum_v_, *out = tile_.d_out;
       c_.q(b, h).read(i, 1, c_.d_qk, q, c_.d_qk);
       k_.read(i, 1, c_.d_qk, k, c_.d_qk);
       v_.read(i, 1, c_.d_v, v, c_.d_v);
@@ -164,24 +154,20 @@ class smyrf_backward_worker {
  private:
   void carve(scratch_carver& memory) noexcept {
     ld_qk_ = round_up(c_.d_qk, W), ld_v_ = round_up(c_.d_v, W);
-    const index_t most_keys = std::max<index_t>(1, (c_.n_kv + plan_.clusters - 1) / plan_.clusters);
+    const index_t most_keys = smyrf_keys<T, Arch>::most_keys(plan_);
     const index_t most_far = c_.far_field ? smyrf_most_far : 0;
     constexpr index_t block = (key_block + MR) * QS;
-    k_packed_ = memory.take<T>(most_keys * c_.d_qk);
-    v_packed_ = memory.take<T>(most_keys * c_.d_v);
+    keys_.carve(memory, plan_, c_.d_qk, c_.d_v, c_.far_field);
     sum_k_ = memory.take<T>(most_keys * ld_qk_);
     sum_v_ = memory.take<T>(most_keys * ld_v_);
-    far_k_ = memory.take<T>(most_far * c_.d_qk);
-    far_v_ = memory.take<T>(most_far * c_.d_v);
     far_sum_k_ = memory.take<T>(most_far * ld_qk_);
     far_sum_v_ = memory.take<T>(most_far * ld_v_);
-    far_log_count_ = memory.take<T>(most_far);
     w_.p = memory.take<T>(block);
     w_.g = memory.take<T>(block);
     w_.slope = memory.take<T>(is_mapped() ? block : 0);
     w_.bias = memory.take<T>(has_bias() || c_.far_field ? block : 0);
     w_.padded = memory.take<T>(MR * std::max(c_.d_qk, c_.d_v));
-    past_ = {plan_, memory.take<T>(c_.removes_duplicates ? plan_.rounds * QS : 0)};
+    past_.carve(memory, plan_, c_.removes_duplicates);
     rows_ = memory.take<T>(QS * std::max(c_.d_qk, c_.d_v));
     one_ = memory.take<T>(QS);
     if (one_ != nullptr) std::fill_n(one_, QS, T(1));
@@ -204,7 +190,6 @@ class smyrf_backward_worker {
   [[nodiscard]] bool has_bias() const noexcept {
     return Kind == rule_kind::bias || c_.removes_duplicates;
   }
-  [[nodiscard]] bool drops_pairs() const noexcept { return c_.removes_duplicates && round_ > 0; }
 
   void enter_head(index_t b, index_t g) noexcept {
     b_ = b, g_ = g;
@@ -221,11 +206,11 @@ class smyrf_backward_worker {
     tile_.load(gathered(c_.q, c_.d_qk, q_rows_), gathered(c_.d_out, c_.d_v, d_out_rows_),
                gathered(c_.out, c_.d_v, out_rows_), c_.scale, c_.d_qk, c_.d_v, rows_);
     for (index_t r = 0; r < n_rows; ++r) tile_.neg_lse[r] = -c_.lse(b_, h_, queries[r], 0);
-    const local_rule rule{rule_, queries, keys_, c_.n_kv};
-    tile_.ranges.assign(rule, b_, h_, 0, n_rows, nr, n_keys_, [&](index_t r) {
+    const local_rule rule{rule_, queries, keys_.list, c_.n_kv};
+    tile_.ranges.assign(rule, b_, h_, 0, n_rows, nr, keys_.n, [&](index_t r) {
       return tile_.neg_lse[r] == infinity;  // a row without keys: gradients 0
     });
-    if (drops_pairs()) past_.load(b_, h_, round_, queries, n_rows, QS);
+    past_.enter_tile(b_, h_, queries, n_rows, QS);
   }
 
   // The tile meets keys [k0, k0 + n) of the cluster.
@@ -233,24 +218,24 @@ class smyrf_backward_worker {
     const key_range seen = tile_.ranges.seen_of(k0, k0 + n);
     if (seen.begin >= seen.end) return;
     backward_block<T> block{
-        k_packed_ + k0 * c_.d_qk, c_.d_qk, v_packed_ + k0 * c_.d_v, c_.d_v, sum_k_ + k0 * ld_qk_,
-        sum_v_ + k0 * ld_v_,      true};
-    const local_rule rule{rule_, queries, keys_, c_.n_kv};
-    const index_t* keys = keys_ + k0;
+        keys_.k + k0 * c_.d_qk, c_.d_qk, keys_.v + k0 * c_.d_v, c_.d_v, sum_k_ + k0 * ld_qk_,
+        sum_v_ + k0 * ld_v_,    true};
+    const local_rule rule{rule_, queries, keys_.list, c_.n_kv};
     bias_tile<T> pairs{w_.bias, nullptr, QS, b_, h_, 0, tile_.n_rows, k0, seen.end};
     backward_fold<T, Arch> fold(tile_, block, w_, c_.d_qk, c_.d_v, {true, true});
     const key_run everything{seen.begin, seen.end, 0, tile_.ranges.n_vectors, true};
-    const bool per_pair = Kind == rule_kind::bias || drops_pairs();
+    const bool per_pair = Kind == rule_kind::bias || past_.any();
     if (per_pair || is_mapped()) {
-      block.k_finite = keys_finite();
+      block.k_finite = keys_.keys_finite();
       tile_.look_for_non_finite(c_.d_qk, c_.d_v);
     }
     if (per_pair && has_bias()) {
       std::fill_n(pairs.value, pairs.n_keys * pairs.ld, T(0));
       if constexpr (Kind == rule_kind::bias) {
-        rule_.add({b_, h_, queries, tile_.n_rows, keys, pairs.n_keys}, pairs.value, pairs.ld);
+        rule_.add({b_, h_, queries, tile_.n_rows, keys_.list + k0, pairs.n_keys}, pairs.value,
+                  pairs.ld);
       }
-      if (drops_pairs()) past_.mark_pairs(keys, pairs.n_keys, -infinity, pairs.value);
+      if (past_.any()) past_.mark_pairs(k0, pairs.n_keys, -infinity, pairs.value);
       pairs.written = true;
       tile_.ranges.complete(pairs);
     }
@@ -258,7 +243,7 @@ class smyrf_backward_worker {
       return fold.fold_mapped(everything, [&](const key_run& run) {
         weigh_scores(rule, c_.softcap, b_, h_, tile_, k0, run, w_);
         // Only rules of kind bias look at the tile of numbers.
-        if (drops_pairs()) past_.mark_pairs(keys, seen.end, T(-0.0), w_.p);
+        if (past_.any()) past_.mark_pairs(k0, seen.end, T(-0.0), w_.p);
       });
     }
     if (per_pair) return fold.template fold<masking::bias>(everything);
@@ -267,7 +252,7 @@ class smyrf_backward_worker {
     for (int i = 0; i < n_runs; ++i) {
       if (!runs[static_cast<std::size_t>(i)].masked) continue;
       tile_.ranges.bounds(k0, tile_.lo, tile_.hi);
-      block.k_finite = keys_finite();
+      block.k_finite = keys_.keys_finite();
       tile_.look_for_non_finite(c_.d_qk, c_.d_v);
     }
     for (int i = 0; i < n_runs; ++i) {
@@ -277,17 +262,19 @@ class smyrf_backward_worker {
 
   // The tile meets the means of the far field.
   void fold_far() noexcept {
-    backward_block<T> block{far_k_, c_.d_qk, far_v_, c_.d_v, far_sum_k_, far_sum_v_, true};
+    backward_block<T> block{keys_.far_k, c_.d_qk,    keys_.far_v, c_.d_v,
+                            far_sum_k_,  far_sum_v_, true};
     backward_fold<T, Arch> fold(tile_, block, w_, c_.d_qk, c_.d_v, {true, true});
-    const key_run run{0, n_far_, 0, tile_.ranges.n_vectors, true};
+    const key_run run{0, keys_.n_far, 0, tile_.ranges.n_vectors, true};
     // Every mean is for every row: infinities are multiplied like other numbers.
     tile_.rows_checked = tile_.rows_finite = true;
-    for (index_t f = 0; f < n_far_; ++f) std::fill_n(w_.bias + f * QS, QS, far_log_count_[f]);
-    std::fill_n(w_.bias + n_far_ * QS, MR * QS, -infinity);
+    for (index_t f = 0; f < keys_.n_far; ++f)
+      std::fill_n(w_.bias + f * QS, QS, keys_.far_log_count[f]);
+    std::fill_n(w_.bias + keys_.n_far * QS, MR * QS, -infinity);
     if (!is_mapped()) return fold.template fold<masking::bias>(run);
     fold.fold_mapped(run, [&](const key_run&) {
       const B cap(c_.softcap), inverse(T(1) / c_.softcap);
-      for (index_t f = 0; f < n_far_; ++f) {
+      for (index_t f = 0; f < keys_.n_far; ++f) {
         for (index_t lane = 0; lane < tile_.ranges.n_vectors * W; lane += W) {
           const index_t x = f * QS + lane;
           const B y = simd::tanh<T, Arch>(simd::load<T, Arch>(w_.p + x) * inverse);
@@ -298,12 +285,6 @@ class smyrf_backward_worker {
         }
       }
     });
-  }
-
-  [[nodiscard]] bool keys_finite() noexcept {
-    if (!keys_checked_) keys_finite_ = all_finite<T, Arch>(k_packed_, c_.d_qk, n_keys_, c_.d_qk);
-    keys_checked_ = true;
-    return keys_finite_;
   }
 
   void store_d_q(const index_t* queries, const smyrf_sums<T>& dq) noexcept {
@@ -332,12 +313,8 @@ class smyrf_backward_worker {
   index_t b_ = 0, g_ = 0, h_ = 0, round_ = 0, q_length_ = 0, k_length_ = 0;
   index_t ld_qk_ = 0, ld_v_ = 0;  // d rounded up to whole vectors
   row_source<T> k_{}, v_{};
-  const index_t* keys_ = nullptr;  // of the cluster, ascending
-  index_t n_keys_ = 0, n_far_ = 0;
-  bool keys_checked_ = false, keys_finite_ = false;
-  T *k_packed_ = nullptr, *v_packed_ = nullptr, *sum_k_ = nullptr, *sum_v_ = nullptr;
-  T *far_k_ = nullptr, *far_v_ = nullptr, *far_sum_k_ = nullptr, *far_sum_v_ = nullptr;
-  T* far_log_count_ = nullptr;
+  smyrf_keys<T, Arch> keys_;
+  T *sum_k_ = nullptr, *sum_v_ = nullptr, *far_sum_k_ = nullptr, *far_sum_v_ = nullptr;
   T *q_rows_ = nullptr, *d_out_rows_ = nullptr, *out_rows_ = nullptr;
   T *rows_ = nullptr, *one_ = nullptr;
   smyrf_past<T, Arch> past_;

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Rows of a list of positions, and the pairs of a tile that earlier rounds have had.
+// Rows of a list of positions.
 #pragma once
 
-#include <cstdint>
-
 #include <attn/detail/packing.hpp>
-#include <attn/detail/score_bias.hpp>
-#include <attn/detail/smyrf_plan.hpp>
 #include <attn/simd/batch.hpp>
 #include <attn/view.hpp>
 
@@ -56,51 +52,5 @@ ATTN_INLINE void add_to_row(T* row, T factor, const T* add, index_t d) noexcept 
   }
   for (; c < d; ++c) row[c] = factor * row[c] + add[c];
 }
-
-/// Pairs of a tile of queries that shared a cluster in an earlier round: where duplicates are
-/// removed, they must not count again.
-template <class T, class Arch>
-class smyrf_past {
-  using B = simd::batch<T, Arch>;
-  static constexpr index_t W = simd::width<T, Arch>;
-
- public:
-  smyrf_past() = default;
-  /// `memory`: rounds · ld numbers.
-  smyrf_past(const smyrf_plan& plan, T* memory) noexcept : plan_(&plan), cluster_(memory) {}
-
-  /// The clusters of the tile's queries in rounds [0, round), as numbers of T.
-  void load(index_t b, index_t h, index_t round, const index_t* queries, index_t n_queries,
-            index_t ld) noexcept {
-    b_ = b, g_ = h / plan_->group(), round_ = round, ld_ = ld;
-    for (index_t past = 0; past < round; ++past) {
-      const std::int32_t* cluster = plan_->query_clusters(b, h, past);
-      for (index_t r = 0; r < ld; ++r) {
-        cluster_[past * ld + r] = r < n_queries ? static_cast<T>(cluster[queries[r]]) : T(-1);
-      }
-    }
-  }
-
-  /// `mark` into `out` [n_keys][ld] for the pairs that have met.
-  void mark_pairs(const index_t* keys, index_t n_keys, T mark, T* out) const noexcept {
-    const B forbidden(mark);
-    for (index_t past = 0; past < round_; ++past) {
-      const std::int32_t* cluster = plan_->key_clusters(b_, g_, past);
-      for (index_t j = 0; j < n_keys; ++j) {
-        const B of_key(static_cast<T>(cluster[keys[j]]));
-        T* x = out + j * ld_;
-        for (index_t r = 0; r < ld_; r += W) {
-          const auto met = simd::load<T, Arch>(cluster_ + past * ld_ + r) == of_key;
-          xsimd::select(met, forbidden, simd::load<T, Arch>(x + r)).store_aligned(x + r);
-        }
-      }
-    }
-  }
-
- private:
-  const smyrf_plan* plan_ = nullptr;
-  T* cluster_ = nullptr;  // [rounds][ld]
-  index_t b_ = 0, g_ = 0, round_ = 0, ld_ = 0;
-};
 
 }  // namespace attn::detail
