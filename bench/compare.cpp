@@ -35,7 +35,7 @@ constexpr int exit_bad_input = 2;
 
 struct options {
   std::string file, random, tensors, dtype = "float32", methods, json;
-  std::string blocks = "128,512", kept = "128,512";
+  std::string blocks = "128,512", kept = "128,512", smyrf = "4x32,4x128";
   int threads = 1, repeat = 0;
   bool causal = false;
 };
@@ -94,8 +94,32 @@ std::vector<index_t> parse_lengths(const char* option, const std::string& text) 
   return lengths;
 }
 
+// "4x32,2x64": two whole numbers from 1 up each.
+std::vector<smyrf_size> parse_smyrf(const std::string& text) {
+  std::vector<smyrf_size> sizes;
+  for (const auto& part : split(text)) {
+    const char* const end = part.data() + part.size();
+    smyrf_size size{0, 0};
+    auto parsed = std::from_chars(part.data(), end, size.rounds);
+    if (parsed.ptr != end && *parsed.ptr == 'x') {
+      parsed = std::from_chars(parsed.ptr + 1, end, size.keys);
+    }
+    if (parsed.ec != std::errc() || parsed.ptr != end || size.rounds < 1 || size.keys < 1) {
+      throw std::invalid_argument("--smyrf is \"" + text +
+                                  "\", expected rounds x keys per cluster as in 4x32,2x64");
+    }
+    const auto is_this = [&](const smyrf_size& s) {
+      return s.rounds == size.rounds && s.keys == size.keys;
+    };
+    if (std::none_of(sizes.begin(), sizes.end(), is_this)) sizes.push_back(size);
+  }
+  return sizes;
+}
+
 method_options families(const options& o) {
-  return {.blocks = parse_lengths("--block", o.blocks), .kept = parse_lengths("--k", o.kept)};
+  return {.blocks = parse_lengths("--block", o.blocks),
+          .kept = parse_lengths("--k", o.kept),
+          .smyrf = parse_smyrf(o.smyrf)};
 }
 
 template <class T>
@@ -205,6 +229,8 @@ int main(int argc, char** argv) {
   app.add_option("--block", o.blocks, "Block lengths of blockwise attention [128,512]")
       ->type_name("N,...");
   app.add_option("--k", o.kept, "Keys that pooled attention keeps [128,512]")->type_name("N,...");
+  app.add_option("--smyrf", o.smyrf, "Rounds x keys per cluster of SMYRF [4x32,4x128]")
+      ->type_name("RxN,...");
   app.add_option("--json", o.json, "Also write the results to a file, as JSON")->type_name("FILE");
   app.add_flag("--list", list, "List the methods and stop");
   app.set_version_flag("--version", version_text());

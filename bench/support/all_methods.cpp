@@ -22,6 +22,11 @@ std::vector<method<T>> all_methods(const method_options& options) {
   for (const index_t kept : options.kept) {
     methods.push_back(pooled_method<T>("pooled-" + std::to_string(kept), kept));
   }
+  for (const smyrf_size& size : options.smyrf) {
+    const std::string text = std::to_string(size.rounds) + "x" + std::to_string(size.keys);
+    methods.push_back(smyrf_method<T>("smyrf-" + text, smyrf_clustering::ranks, size));
+    methods.push_back(smyrf_method<T>("bisection-" + text, smyrf_clustering::bisection, size));
+  }
   return methods;
 }
 

@@ -32,6 +32,8 @@ struct comparison_row {
   /// Most heap held by the first call; the operands and the output are not in it.
   std::optional<std::size_t> extra_bytes = {};
   output_error error{};
+  /// Share of the attention on the keys that their query sees.
+  std::optional<double> captured = {};
 };
 
 /// Times one method: its first call for the memory, then `repeat` calls, or if that is 0 as many
@@ -86,6 +88,8 @@ template <class T>
   row.peak_gflops = clock.peak_gflops();
   if (threads == 1) row.share_of_core = clock.share_of_core();
   row.error = reference.compare<T>(out);
+  status.show(row.method + ": what it captures", expected);
+  row.captured = m.captured(p, reference);
   return row;
 }
 

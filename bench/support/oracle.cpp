@@ -64,8 +64,12 @@ oracle::oracle(const problem<T>& p) : shape_(p.shape), rows_(chosen_rows(p.shape
       for (index_t h = 0; h < group; ++h) copy_rows(p.q(), b, g * group + h, rows_, q, h);
       copy_rows(p.k(), b, g, every_key, k, 0);
       copy_rows(p.v(), b, g, every_key, v, 0);
-      const auto out = reference::dense_attention(q, k, v, allowed).out;
-      output_.insert(output_.end(), out.elements().begin(), out.elements().end());
+      const auto expected = reference::dense_attention(q, k, v, allowed);
+      const auto append = [](std::vector<double>& all, const reference::tensor& x) {
+        all.insert(all.end(), x.elements().begin(), x.elements().end());
+      };
+      append(output_, expected.out);
+      append(lse_, expected.lse);
     }
   }
 }
@@ -93,6 +97,26 @@ output_error oracle::compare(tensor_view<const T> out) const {
   }
   return {largest, squares == 0 ? std::sqrt(error_squares) : std::sqrt(error_squares / squares)};
 }
+
+template <class L>
+double oracle::captured(tensor_view<const L> lse) const {
+  double sum = 0, rows = 0;
+  auto expected = lse_.begin();
+  for (index_t b = 0; b < shape_.n_batch; ++b) {
+    for (index_t h = 0; h < shape_.n_heads; ++h) {
+      for (const index_t i : rows_) {
+        const double whole = *expected++;
+        if (whole == -std::numeric_limits<double>::infinity()) continue;
+        sum += std::exp(static_cast<double>(lse(b, h, i, 0)) - whole);
+        rows += 1;
+      }
+    }
+  }
+  return rows == 0 ? 1 : sum / rows;
+}
+
+template double oracle::captured(tensor_view<const float>) const;
+template double oracle::captured(tensor_view<const double>) const;
 
 #define ATTN_BENCH_INSTANTIATE(T)                                                                  \
   template oracle::oracle(const problem<T>&);                                                      \

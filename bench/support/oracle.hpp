@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// How far an output is from what attention means.
+// How far an output is from what attention means, and how much of the attention it is made of.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@ struct output_error {
   double relative;  ///< ‖o − reference‖ / ‖reference‖ over all elements compared
 };
 
-/// The output of a problem in double, by the plain loops of tests/reference.
+/// The output of a problem in double and its log-sum-exp, by the plain loops of tests/reference.
 ///
 /// Those are slow, so of a large problem only some rows are computed: the same ones of each head,
 /// evenly spread, the first and the last among them.
@@ -31,10 +31,17 @@ class oracle {
   template <class T>
   [[nodiscard]] output_error compare(tensor_view<const T> out) const;
 
+  /// The share of the attention that goes to the keys a method lets its queries see, from the
+  /// log-sum-exp of their scores [B, H, n_q, 1]: the mean over the rows of exp(lse − reference).
+  /// Rows without keys do not count.
+  template <class L>
+  [[nodiscard]] double captured(tensor_view<const L> lse) const;
+
  private:
   problem_shape shape_;
   std::vector<index_t> rows_;   // queries that are compared
   std::vector<double> output_;  // [batch, heads, rows, d_v]
+  std::vector<double> lse_;     // [batch, heads, rows]
 };
 
 }  // namespace attn::bench

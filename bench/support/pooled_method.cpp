@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <attn/pooled_attention.hpp>
@@ -52,6 +53,7 @@ method<T> pooled_method(std::string name, index_t kept) {
             return width * static_cast<double>(s.n_batch * s.n_heads * s.n_q * kept) +
                    width * static_cast<double>(s.n_batch * s.n_kv_heads * s.n_kv);
           },
+          [](const problem<T>&, const oracle&) { return std::nullopt; },  // mixtures of keys
           [kept](const problem_shape& s) -> std::string {
             if (s.causal) return "a pooled key is of many positions: nothing is causal";
             return s.n_kv > kept ? "" : "there are no more keys than that";

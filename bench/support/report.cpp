@@ -42,7 +42,7 @@ std::string bytes_text(std::optional<std::size_t> bytes) {
   return print("%.1f GiB", x / 1024);
 }
 
-constexpr const char* line_format = "%-16s %9s %9s %8s %13s %11s %11s\n";
+constexpr const char* line_format = "%-16s %9s %9s %8s %13s %11s %11s %9s\n";
 
 const char* arch_name() { return simd::default_arch::name(); }
 
@@ -76,7 +76,7 @@ std::string table_heading(const comparison_setup& setup) {
   text += ", " + setup.dtype + (n.causal ? ", causal" : "");
   text += print(", %d thread%s, %s\n\n", setup.threads, setup.threads == 1 ? "" : "s", arch_name());
   return text + print(line_format, "method", "ms", "GFLOP/s", "of peak", "extra memory",
-                      "max error", "rel. error");
+                      "max error", "rel. error", "captured");
 }
 
 std::string table_line(const comparison_row& row) {
@@ -86,7 +86,8 @@ std::string table_line(const comparison_row& row) {
   return print(line_format, row.method.c_str(), three_digits(row.seconds * 1e3).c_str(),
                three_digits(row.flops / row.seconds * 1e-9).c_str(),
                print("%.1f%%", row.of_peak * 100).c_str(), bytes_text(row.extra_bytes).c_str(),
-               print("%.1e", row.error.largest).c_str(), print("%.1e", row.error.relative).c_str());
+               print("%.1e", row.error.largest).c_str(), print("%.1e", row.error.relative).c_str(),
+               row.captured ? print("%.1f%%", *row.captured * 100).c_str() : "n/a");
 }
 
 std::string table_footing(const comparison_setup& setup, const std::vector<comparison_row>& rows) {
@@ -101,6 +102,7 @@ std::string table_footing(const comparison_setup& setup, const std::vector<compa
               ? "all rows"
               : print("%td of %td rows of each head", setup.checked_rows, n.n_q);
   text += "; relative: of the whole, |o - ref| / |ref|.\n";
+  text += "Captured: share of the attention on the keys that their query sees.\n";
   text += print("One core reads K and V at %.1f GB/s.\n", setup.read_gb_per_second);
   double share = 1;
   for (const auto& row : rows) share = std::min(share, row.share_of_core);
@@ -129,11 +131,13 @@ nlohmann::json json_report(const comparison_setup& setup, const std::vector<comp
                {"peak_extra_bytes", nullptr},
                {"max_error", row.error.largest},
                {"relative_error", row.error.relative},
+               {"captured", nullptr},
                {"runs", row.runs},
                {"flops", row.flops},
                {"peak_gflops_per_core", row.peak_gflops},
                {"share_of_core", row.share_of_core}};
     if (row.extra_bytes) entry["peak_extra_bytes"] = *row.extra_bytes;
+    if (row.captured) entry["captured"] = *row.captured;
     methods.push_back(std::move(entry));
   }
   return {{"attn_version", version_text()},

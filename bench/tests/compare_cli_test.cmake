@@ -25,7 +25,7 @@ endmacro()
 function(expect_success pattern)
   run(${ARGN})
   if(NOT code EQUAL 0
-     OR NOT err MATCHES "^([a-z0-9-]+: call [0-9]+ of [0-9]+ \\.\\.\\.\n)*$"
+     OR NOT err MATCHES "^([a-z0-9-]+: (call [0-9]+ of [0-9]+|what it captures) \\.\\.\\.\n)*$"
      OR NOT out MATCHES "${pattern}")
     fail("attn_compare ${ARGN}: expected success and '${pattern}'")
   endif()
@@ -68,15 +68,21 @@ expect_success("^[0-9]+\\.[0-9]+\\.[0-9]+\n$" --version)
 expect_success("^eigen +[^\n]+\neigen-blocked +[^\n]+\ndense +[^\n]+\n" --list)
 
 # 2. The table, from a file and from noise, in every type.
-set(row " +[0-9.]+ +[0-9.]+ +[0-9.]+% +([0-9.]+ [KMG]?i?B|n/a) +[0-9.]+e-[0-9]+ +[0-9.]+e-[0-9]+\n")
+set(row " +[0-9.]+ +[0-9.]+ +[0-9.]+% +([0-9.]+ [KMG]?i?B|n/a) +[0-9.]+e-[0-9]+ +[0-9.]+e-[0-9]+ +100.0%\n")
 expect_success(
-  "q \\[3, 12, 512, 32\\].*float32.*method +ms +GFLOP/s +of peak +extra memory +max error +rel. error\neigen${row}.*dense${row}.*all rows"
+  "q \\[3, 12, 512, 32\\].*float32.*method +ms +GFLOP/s +of peak +extra memory +max error +rel. error +captured\neigen${row}.*dense${row}.*all rows"
   ${data} --repeat 1 --json real.json)
 foreach(dtype IN ITEMS float32 float64 float16 bfloat16)
   expect_success("random: q \\[1, 2, 65, 8\\].*${dtype}, causal, 2 threads.*dense${row}" --random 1,2,65,8
                  --dtype ${dtype} --causal --threads 2 --repeat 2)
 endforeach()
-expect_success("error\ndense${row}eigen${row}\n" --random 1,1,16,4 --repeat 1 --method dense,eigen)
+expect_success("captured\ndense${row}eigen${row}\n" --random 1,1,16,4 --repeat 1 --method dense,eigen)
+
+# Families: one row per member; half of the keys, met or seen, hold less than all of the attention.
+expect_success(
+  "captured\nblockwise-64 [^\n]* [0-9][0-9]?\\.[0-9]%\npooled-64 [^\n]* n/a\nsmyrf-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nbisection-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nsmyrf-3x48 +left out: as many"
+  --random 1,2,128,16 --repeat 1 --block 64 --k 64 --smyrf 2x32,3x48 --method
+  blockwise-64,pooled-64,smyrf-2x32,bisection-2x32,smyrf-3x48)
 
 # 3. As JSON: the error is at rounding level, the times are positive.
 function(check_json file error_bound)
@@ -131,6 +137,10 @@ foreach(shape IN ITEMS 1,2,3 1,2,3,4,5 1,2,3,4x 1,2,3, 0,1,1,1 1,1,-1,1 a,b,c,d 
 endforeach()
 foreach(shape IN ITEMS 1,1,1000000000,64 4294967296,4294967296,1,1 1,99999999999999999999,1,1)
   expect_refusal("--random is \"${shape}\", more than this machine's memory" --random ${shape})
+endforeach()
+foreach(sizes IN ITEMS 4 4x 4x0 0x32 x32 4x32, 4x32x2 4*32 -4x32 4x99999999999999999999)
+  expect_refusal("--smyrf is \"${sizes}\", expected rounds x keys per cluster as in 4x32,2x64" --random 1,1,1,1 --smyrf
+                 "${sizes}")
 endforeach()
 expect_refusal_naming(--bogus --bogus)
 expect_refusal_naming(second.file ${data} second.file)

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -106,7 +107,7 @@ TEST_CASE("methods: blockwise attention counts what it does and sees its block a
 
 TEST_CASE("methods: pooled attention keeps what it says, and says no to what it cannot do") {
   const problem_shape shape{2, 2, 1, 30, 300, 8, 8};
-  const auto methods = all_methods<float>({.blocks = {}, .kept = {299}});
+  const auto methods = all_methods<float>({.blocks = {}, .kept = {299}, .smyrf = {}});
   const auto& m = methods.back();
   CHECK(m.name == "pooled-299");
   CHECK(m.flops(shape) == (2 * 2 * 30 * 299 + 2 * 300) * 32.0);
@@ -121,6 +122,58 @@ TEST_CASE("methods: pooled attention keeps what it says, and says no to what it 
   const auto out = attn::bhld(elements.data(), 2, 2, 30, 8);
   m.prepare(p, out, 1)();
   CHECK(reference.compare<float>(out).largest < 0.1);
+}
+
+TEST_CASE("methods: SMYRF counts what it does, and captures what its clusters hold") {
+  const problem_shape shape{2, 4, 2, 100, 300, 8, 8};
+  const auto p = random_problem<float>(shape, 3);
+  const oracle reference(p);
+  std::map<std::string, double> captured;
+  for (const auto& m :
+       all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{1, 100}, {3, 99}}})) {
+    if (!m.name.starts_with("smyrf-") && !m.name.starts_with("bisection-")) continue;
+    CAPTURE(m.name);
+    CHECK(m.obstacle(shape).empty());
+    // 3 clusters of 100 keys and 33 or 34 queries; 4 of 75 and 25.
+    const double pairs = m.name.ends_with("1x100") ? 100 * 100 : 3 * 4 * 25 * 75;
+    CHECK(m.flops(shape) == 2 * 4 * pairs * 32);
+    std::vector<float> elements(2 * 4 * 100 * 8, std::numeric_limits<float>::quiet_NaN());
+    m.prepare(p, attn::bhld(elements.data(), 2, 4, 100, 8), 1)();
+    CHECK(reference.compare<float>(attn::bhld(elements.data(), 2, 4, 100, 8)).largest < 3);
+    captured[m.name] = *m.captured(p, reference);
+    CHECK(captured[m.name] > 0.2);
+    CHECK(captured[m.name] < 1);
+    CHECK(m.obstacle({1, 1, 1, 99, 99, 8, 8}) != "");   // as many keys as there are
+    CHECK(m.obstacle({1, 1, 1, 2, 3000, 8, 8}) != "");  // more clusters than queries
+  }
+  REQUIRE(captured.size() == 4);
+  CHECK(captured["smyrf-3x99"] > captured["smyrf-1x100"]);
+  CHECK(captured["bisection-3x99"] > captured["bisection-1x100"]);
+}
+
+TEST_CASE("methods: causal SMYRF leaves no query without a key") {
+  const problem_shape shape{1, 2, 2, 200, 200, 8, 8, true};
+  const auto p = random_problem<float>(shape, 4);
+  const oracle reference(p);
+  for (const auto& m : all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{2, 20}}})) {
+    if (m.name != "smyrf-2x20") continue;
+    std::vector<float> elements(2 * 200 * 8, std::numeric_limits<float>::quiet_NaN());
+    m.prepare(p, attn::bhld(elements.data(), 1, 2, 200, 8), 1)();
+    for (std::size_t i = 0; i < 2 * 200; ++i) REQUIRE(elements[8 * i] != 0.0f);
+    CHECK(*m.captured(p, reference) > 0.1);
+    return;
+  }
+  FAIL("smyrf-2x20 is not in the list");
+}
+
+TEST_CASE("methods: exact ones capture everything, pooled attention has no such number") {
+  const auto p = random_problem<double>({1, 2, 1, 130, 300, 8, 8}, 3);
+  const oracle reference(p);
+  for (const auto& m : all_methods<double>()) {
+    CAPTURE(m.name);
+    if (is_exact(m.name)) CHECK(m.captured(p, reference) == 1.0);
+    if (m.name == "pooled-128") CHECK(!m.captured(p, reference));
+  }
 }
 
 TEST_CASE("methods: plain Eigen says no to a score matrix of many GiB, the others run") {
