@@ -44,16 +44,8 @@ make_weights_problem(std::string_view function, const tensor_view<Q>& q, const t
       .scale = static_cast<T>(scale_of(options, q.extent(3))),
       .softcap = static_cast<T>(options.softcap),
       .sinks = options.sinks,
-      .q = &q,
-      .k = &k,
-      .q_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_source<T, Arch>(*static_cast<const tensor_view<Q>*>(x), b, h);
-          },
-      .k_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_source<T, Arch>(*static_cast<const tensor_view<K>*>(x), b, h);
-          },
+      .q = make_head_source<T, Arch>(q),
+      .k = make_head_source<T, Arch>(k),
   };
 }
 

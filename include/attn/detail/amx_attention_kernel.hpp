@@ -142,13 +142,13 @@ class worker {
   void enter_head(index_t b, index_t h) noexcept {
     if (b == b_ && h == h_) return;
     if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) {
-      k_ = c_.k_rows(c_.k, b, c_.kv_head(h));
-      v_ = c_.v_rows(c_.v, b, c_.kv_head(h));
+      k_ = c_.k(b, c_.kv_head(h));
+      v_ = c_.v(b, c_.kv_head(h));
       std::fill_n(chunk_rows_, n_chunks_, std::uint8_t{0});
     }
     b_ = b, h_ = h;
-    q_ = c_.q_rows(c_.q, b, h);
-    out_ = c_.out_rows(c_.out, b, h);
+    q_ = c_.q(b, h);
+    out_ = c_.out(b, h);
   }
 
   // Up to 32 rows as floats. Those that cannot be split are 0 and in `bad`; or, if `holes` is given

@@ -33,10 +33,10 @@ class row_redoer {
   row_redoer(const dense_problem<float>& problem, const Rule& rule, memory m) noexcept
       : original_(problem), selective_(problem), memory_(m),
         worker_(selective_, rule, scratch_carver(m.worker)) {
-    selective_.out = this;
-    selective_.out_rows = [](const void* self, index_t, index_t) noexcept {
-      return row_sink<float>{const_cast<void*>(self), 0, 0, nullptr, &write_wanted};
-    };
+    selective_.out = {
+        this, [](const void* self, index_t, index_t) noexcept {
+          return row_sink<float>{const_cast<void*>(self), 0, 0, nullptr, &write_wanted};
+        }};
     if (problem.lse.data_handle() != nullptr) {
       selective_.lse = tensor_view<float>(m.lse, problem.lse.extents(), {0, 0, 1, 1});
     }
@@ -47,7 +47,7 @@ class row_redoer {
   /// Rows [row0, row_end) of head h, batch b, those that their tiles say, 32 rows each.
   void run(index_t b, index_t h, index_t row0, index_t row_end, const query_block* tiles) noexcept {
     first_ = row0, last_ = row_end, tiles_ = tiles;
-    sink_ = original_.out_rows(original_.out, b, h);
+    sink_ = original_.out(b, h);
     for (index_t item = row0 / fma_worker::item_rows; item * fma_worker::item_rows < row_end;
          ++item) {
       if (any_wanted(item)) worker_.run(b, h, item);

@@ -28,9 +28,7 @@ struct weights_problem {
   index_t n_batch, n_heads, n_heads_kv, n_q, n_kv, d_qk;
   T scale, softcap;
   std::span<const float> sinks;
-  const void *q, *k;
-  row_source<T> (*q_rows)(const void*, index_t b, index_t h) noexcept;
-  row_source<T> (*k_rows)(const void*, index_t b, index_t h) noexcept;
+  head_source<T> q, k;
 
   [[nodiscard]] index_t kv_head(index_t h) const noexcept { return h / (n_heads / n_heads_kv); }
 };
@@ -86,7 +84,7 @@ class weights_worker {
     t_.n_rows = std::min<index_t>(QS, c_.n_q - row0);
     set_ranges();
     load_queries();
-    k_ = c_.k_rows(c_.k, b, c_.kv_head(h));
+    k_ = c_.k(b, c_.kv_head(h));
     // Blocks of keys at absolute positions: which keys are summed in which order does not depend
     // on the other rows of the tile.
     const index_t end = t_.first_key + t_.n_keys;
@@ -137,7 +135,7 @@ class weights_worker {
 
   // 2. Queries, scaled and transposed: qt [d_qk][QS].
   void load_queries() noexcept {
-    const row_source<T> q = c_.q_rows(c_.q, t_.b, t_.h);
+    const row_source<T> q = c_.q(t_.b, t_.h);
     q.read(t_.row0, t_.n_rows, c_.d_qk, rows_, c_.d_qk);
     transpose_in<T, Arch>(rows_, c_.d_qk, t_.n_rows, c_.d_qk, c_.scale, qt_, QS);
   }

@@ -123,14 +123,14 @@ class decode_worker {
     if (head == head_) return;
     head_ = head;
     b_ = head / c_.n_heads_kv, h_kv_ = head % c_.n_heads_kv;
-    k_ = c_.k_rows(c_.k, b_, h_kv_);
-    v_ = c_.v_rows(c_.v, b_, h_kv_);
+    k_ = c_.k(b_, h_kv_);
+    v_ = c_.v(b_, h_kv_);
     seen_ = {c_.n_kv, 0};
     std::fill_n(q_, n_rows_ * ld_q_, T(0));
     for (index_t r = 0; r < n_rows_; ++r) {
       const index_t h = head_of(r), i = r % c_.n_q;
       T* q = q_ + r * ld_q_;
-      c_.q_rows(c_.q, b_, h).read(i, 1, c_.d_qk, q, ld_q_);
+      c_.q(b_, h).read(i, 1, c_.d_qk, q, ld_q_);
       for (index_t c = 0; c < ld_q_; c += W) {
         (simd::load<T, Arch>(q + c) * B(c_.scale)).store_aligned(q + c);
       }
@@ -280,7 +280,7 @@ class decode_worker {
       for (index_t x = 0; x < ld_out_; x += W) {
         (simd::load<T, Arch>(out + x) * inverse).store_aligned(out + x);
       }
-      c_.out_rows(c_.out, b_, h).write(out, ld_out_, i, 1, c_.d_v);
+      c_.out(b_, h).write(out, ld_out_, i, 1, c_.d_v);
       if (c_.lse.data_handle() != nullptr) {
         c_.lse(b_, h, i, 0) = l == T(0) ? -infinity : m + std::log(l);
       }

@@ -29,14 +29,12 @@ void check_rows_like(std::string_view function, std::string_view argument, const
   check_extent(function, argument, x, 3, dim, dim_reason);
 }
 
-template <class Arch, class Q, class K, class V, class O, class L, class DO, class DQ, class DK,
-          class DV, score_rule R>
-void dense_attention_backward_checked(std::string_view function, const tensor_view<Q>& q,
-                                      const tensor_view<K>& k, const tensor_view<V>& v,
-                                      const tensor_view<O>& out, const tensor_view<L>& lse,
-                                      const tensor_view<DO>& d_out, const tensor_view<DQ>& d_q,
-                                      const tensor_view<DK>& d_k, const tensor_view<DV>& d_v,
-                                      const R& rule, const dense_options& options, context& ctx) {
+/// Operands and gradients of a backward pass against each other.
+template <class Q, class K, class V, class O, class L, class DO, class DQ, class DK, class DV>
+void check_gradients(std::string_view function, const tensor_view<Q>& q, const tensor_view<K>& k,
+                     const tensor_view<V>& v, const tensor_view<O>& out, const tensor_view<L>& lse,
+                     const tensor_view<DO>& d_out, const tensor_view<DQ>& d_q,
+                     const tensor_view<DK>& d_k, const tensor_view<DV>& d_v) {
   using T = simd::compute_t<Q>;
   static_assert(is_operand<T, Q> && is_operand<T, K> && is_operand<T, V> && is_operand<T, O> &&
                     is_operand<T, DO> && is_operand<T, DQ> && is_operand<T, DK> &&
@@ -69,6 +67,18 @@ void dense_attention_backward_checked(std::string_view function, const tensor_vi
   check_disjoint(function, "d_k", d_k, "d_q", d_q);
   check_disjoint(function, "d_v", d_v, "d_q", d_q);
   check_disjoint(function, "d_v", d_v, "d_k", d_k);
+}
+
+template <class Arch, class Q, class K, class V, class O, class L, class DO, class DQ, class DK,
+          class DV, score_rule R>
+void dense_attention_backward_checked(std::string_view function, const tensor_view<Q>& q,
+                                      const tensor_view<K>& k, const tensor_view<V>& v,
+                                      const tensor_view<O>& out, const tensor_view<L>& lse,
+                                      const tensor_view<DO>& d_out, const tensor_view<DQ>& d_q,
+                                      const tensor_view<DK>& d_k, const tensor_view<DV>& d_v,
+                                      const R& rule, const dense_options& options, context& ctx) {
+  using T = simd::compute_t<Q>;
+  check_gradients(function, q, k, v, out, lse, d_out, d_q, d_k, d_v);
   check_options(function, options, q.extent(1));
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
 

@@ -109,26 +109,10 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
       .scale = static_cast<T>(scale_of(options, q.extent(3))),
       .softcap = static_cast<T>(options.softcap),
       .sinks = options.sinks,
-      .q = &q,
-      .k = &k,
-      .v = &v,
-      .out = &out,
-      .q_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_source<T, Arch>(*static_cast<const tensor_view<Q>*>(x), b, h);
-          },
-      .k_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_source<T, Arch>(*static_cast<const tensor_view<K>*>(x), b, h);
-          },
-      .v_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_source<T, Arch>(*static_cast<const tensor_view<V>*>(x), b, h);
-          },
-      .out_rows =
-          [](const void* x, index_t b, index_t h) noexcept {
-            return make_row_sink<T, Arch>(*static_cast<const tensor_view<O>*>(x), b, h);
-          },
+      .q = make_head_source<T, Arch>(q),
+      .k = make_head_source<T, Arch>(k),
+      .v = make_head_source<T, Arch>(v),
+      .out = make_head_sink<T, Arch>(out),
       .lse = lse,
   };
   const erased_rule<T, Arch, R::kind> erased(rule);

@@ -176,8 +176,8 @@ class dense_worker {
     if (b == b_ && h == h_) return;
     if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) head_.enter(b, c_.kv_head(h));
     b_ = b, h_ = h;
-    q_ = c_.q_rows(c_.q, b, h);
-    out_ = c_.out_rows(c_.out, b, h);
+    q_ = c_.q(b, h);
+    out_ = c_.out(b, h);
   }
 
   // What to prefetch while tiles [first, last) meet the block at k0: the next block, or after the
@@ -209,7 +209,7 @@ class dense_worker {
       if (++h == c_.n_heads) h = 0, ++b;
     }
     if (b == c_.n_batch) return;
-    const row_source<T> q = c_.q_rows(c_.q, b, h);
+    const row_source<T> q = c_.q(b, h);
     if (q.direct != nullptr) {
       ahead_.add(q.direct + row * q.row_stride, c_.d_qk, q.row_stride,
                  std::min(item_rows, c_.n_q - row));

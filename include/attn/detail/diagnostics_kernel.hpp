@@ -131,7 +131,7 @@ struct head_scratch {
 template <class Arch, class T>
 void key_norms(const weights_problem<T>& c, index_t b, index_t h,
                const head_scratch<T>& s) noexcept {
-  const row_source<T> k = c.k_rows(c.k, b, c.kv_head(h));
+  const row_source<T> k = c.k(b, c.kv_head(h));
   for (index_t j = 0; j < c.n_kv; ++j) {
     if (!s.seen[j]) continue;
     k.read(j, 1, c.d_qk, s.key, c.d_qk);

@@ -24,7 +24,7 @@ class key_value_head {
   /// all there is, else once per head (2 n_kv d numbers; at [B, L, H, D] 81-84% of the peak instead
   /// of 64-75% in place and 74% packed per item). Strided rows only for `many_queries`.
   void carve(scratch_carver& memory, bool one_pass, bool many_queries) noexcept {
-    const row_source<T> k = c_.k_rows(c_.k, 0, 0), v = c_.v_rows(c_.v, 0, 0);
+    const row_source<T> k = c_.k(0, 0), v = c_.v(0, 0);
     packed_rows_ = one_pass ? std::min<index_t>(c_.n_kv, key_block) : c_.n_kv;
     pack_k_ = k.direct == nullptr || (k.row_stride != c_.d_qk && many_queries);
     pack_v_ = v.direct == nullptr || (v.row_stride != c_.d_v && many_queries);
@@ -33,8 +33,8 @@ class key_value_head {
   }
 
   void enter(index_t b, index_t kv_head) noexcept {
-    k_ = c_.k_rows(c_.k, b, kv_head);
-    v_ = c_.v_rows(c_.v, b, kv_head);
+    k_ = c_.k(b, kv_head);
+    v_ = c_.v(b, kv_head);
     packed_ = {0, 0};
   }
 
@@ -67,8 +67,8 @@ class key_value_head {
   /// Asks for the first block of another head.
   void expect_head(index_t b, index_t kv_head, lookahead& ahead) const noexcept {
     const index_t n = std::min<index_t>(key_block, c_.n_kv);
-    expect_rows(c_.k_rows(c_.k, b, kv_head), nullptr, c_.d_qk, 0, n, ahead);
-    expect_rows(c_.v_rows(c_.v, b, kv_head), nullptr, c_.d_v, 0, n, ahead);
+    expect_rows(c_.k(b, kv_head), nullptr, c_.d_qk, 0, n, ahead);
+    expect_rows(c_.v(b, kv_head), nullptr, c_.d_v, 0, n, ahead);
   }
 
  private:
