@@ -12,6 +12,7 @@
 
 #include <attn/detail/rank_sort.hpp>
 #include <attn/detail/soft_topk_kernel.hpp>
+#include <attn/simd/exp.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
 
@@ -47,27 +48,34 @@ void copy_row(const T* from, index_t from_step, T* to, index_t to_step, index_t 
 // Memory of one row of iterative top-k.
 template <class S>
 struct iterative_scratch {
-  double* score;   // [n] NaN once it was a slot's maximum
-  double* weight;  // [n]
+  double* score;   // [n + W] NaN once it was a slot's maximum
+  double* weight;  // [n + W]
   S* sums;         // [d]
 
   iterative_scratch(memory_cutter& memory, index_t n, index_t d) noexcept
-      : score(memory.cut<double>(n)), weight(memory.cut<double>(n)), sums(memory.cut<S>(d)) {}
+      : score(memory.cut<double>(n + widest)), weight(memory.cut<double>(n + widest)),
+        sums(memory.cut<S>(d)) {}
+
+ private:
+  static constexpr index_t widest = 8;  // doubles of a vector
 };
 
 // weight [n] = exp(−alpha (score − m)²), 0 for those that were a maximum before; returns their sum.
 template <class Arch>
 [[nodiscard]] double peaked_weights(const double* score, double* weight, index_t n, double m,
                                     double alpha) noexcept {
-  double sum = 0;
-  for (index_t i = 0; i < n; ++i) {
-    const double v = score[i], gap = v - m;
-    // Equal also where both are infinite; taken ones are NaN.
-    const double w = v == m ? 1 : std::exp(-alpha * gap * gap);
-    weight[i] = v == v ? w : 0;
-    sum += weight[i];
+  using B = simd::batch<double, Arch>;
+  B sum(0.0);
+  for (index_t i = 0; i < n; i += simd::width<double, Arch>) {
+    const B v = simd::load<double, Arch>(score + i);
+    const B gap = v - B(m);
+    B w = simd::exp(B(-alpha) * gap * gap);
+    w = xsimd::select(v == B(m), B(1.0), w);  // also where both are infinite
+    w = xsimd::select(simd::is_nan(v), B(0.0), w);
+    w.store_aligned(weight + i);
+    sum += w;
   }
-  return sum;
+  return simd::sum(sum);
 }
 
 // pooled [d] (through `sums` where it is not contiguous floats) = Σ weight · x over n rows.
@@ -109,12 +117,15 @@ void iterative_row(const V* scores, index_t score_stride, index_t n, index_t k, 
                    const matrix_pointer<const T>& x, const matrix_pointer<P>& pooled, index_t d,
                    D* pooled_scores, index_t pooled_score_stride,
                    const iterative_scratch<S>& s) noexcept {
+  constexpr index_t W = simd::width<double, Arch>;
   constexpr double taken = std::numeric_limits<double>::quiet_NaN();
   constexpr double absent = -std::numeric_limits<double>::infinity();
   for (index_t i = 0; i < n; ++i) {
     const double v = static_cast<double>(scores[i * score_stride]);
     s.score[i] = v != v ? absent : v;
   }
+  const index_t whole = (n + W - 1) / W * W;
+  std::fill(s.score + n, s.score + whole, taken);
   for (index_t r = 0; r < k; ++r) {
     double m = absent;
     for (index_t i = 0; i < n; ++i) m = s.score[i] > m ? s.score[i] : m;
