@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <attn/context.hpp>
+#include <attn/detail/soft_topk_backward_kernel.hpp>
 #include <attn/detail/soft_topk_checks.hpp>
 #include <attn/detail/soft_topk_kernel.hpp>
 #include <attn/eigen.hpp>
@@ -36,8 +37,8 @@ namespace attn {
 /// of any size are the exact limit: B^v may overflow. −inf is "not there": weight 0 against any
 /// other score; two that are not there share alike. NaN counts as −inf, and ranks after it among
 /// the sources. A slot with nothing else has score −inf, and its weights are finite.
-/// **Cost** n − k matches of 3 exponentials, and one sort per round over shrinking arrays: 0.4 ms
-/// for n = 16384 (AVX2). About 72 bytes per source, kept for the next `assign`.
+/// **Cost** n − k matches of 3 exponentials, and one sort per round over shrinking arrays: 0.2 ms
+/// for n = 16384 (AVX-512). About 72 bytes per source, kept for the next `assign`.
 /// **References** Pietruszka, Borchmann, Graliński, "Successive Halving Top-k Operator", AAAI 2021.
 /// **Example** examples/soft_topk.cpp
 class tournament {
@@ -49,7 +50,8 @@ class tournament {
   /// @param k slots, 1 to n
   ///
   /// **Errors** option_error: k outside 1 to n; strength not above 1 (exponential) or 0 (scaled);
-  /// lengths outside k to n. shape_error: scores not of dim 1, lengths not one per batch.
+  /// lengths outside k to n. shape_error: scores not of dim 1 or of 2^32 positions and more,
+  /// lengths not one per batch.
   template <viewable Scores, class Arch = simd::default_arch>
   tournament(const Scores& scores, index_t k, const soft_topk_options& options = {},
              context& ctx = default_context()) {
@@ -81,7 +83,8 @@ class tournament {
   /// The source that won all matches of slot r: what the slot is nearest to.
   [[nodiscard]] index_t champion(index_t b, index_t h, index_t r) const noexcept {
     const detail::tournament_row t = row(b, h);
-    return t.champion(t.slot_node[r]);
+    const detail::tournament_rounds rounds(t.n, k_);
+    return t.champion(rounds, rounds.count, rounds.seats - k_, static_cast<index_t>(t.last[r]));
   }
   /// Interpolated scores of the slots, [B, H, k, 1].
   [[nodiscard]] tensor_view<const double> scores() const noexcept {
@@ -113,6 +116,7 @@ class tournament {
   void plan(std::string_view function, const tensor_view<T>& scores, index_t k,
             const soft_topk_options& options, context& ctx) {
     detail::check_topk_scores(function, scores);
+    detail::check_tournament_length(function, scores);
     detail::check_topk_strength(function, options);
     const index_t n_batch = scores.extent(0), n_heads = scores.extent(1), n = scores.extent(2);
     detail::check_topk_lengths(function, options.lengths, n_batch, n, k);
@@ -127,17 +131,19 @@ class tournament {
     n_batch_ = n_batch, n_heads_ = n_heads, n_ = n, k_ = k;
     boost_ = options.boost, strength_ = options.strength;
 
-    ctx.run(n_batch * n_heads, 1, scratch_bytes.used(),
+    const double rate = detail::boost_rate(options.boost, options.strength);
+    const index_t together = detail::rows_together(n, n_batch * n_heads, ctx.n_threads());
+    ctx.run(n_batch * n_heads, together, scratch_bytes.used(),
             [&](std::byte* memory, detail::work_queue& queue) noexcept {
               detail::memory_cutter cutter(memory);
               const detail::tournament_scratch scratch = detail::cut_scratch(cutter, n, k);
               for (index_t first, last; queue.next(first, last);) {
-                for (index_t item = first; item < last; ++item) {
-                  const index_t b = item / n_heads, h = item % n_heads;
-                  const detail::tournament_row r = row(b, h);
-                  detail::read_scores<Arch>(&scores(b, h, 0, 0), scores.stride(2), r, scratch);
-                  detail::play_tournament<Arch>(r, scratch, options);
+                detail::tournament_row rows[detail::most_rows_together];
+                for (index_t g = 0; g < last - first; ++g) {
+                  rows[g] = row((first + g) / n_heads, (first + g) % n_heads);
                 }
+                detail::plan_rows<Arch>(scores, first, last - first, rows, rate, options, scratch);
+                for (index_t g = 0; g < last - first; ++g) detail::list_parts(rows[g], scratch);
               }
             });
   }
@@ -179,16 +185,20 @@ void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = defau
                              detail::per_slot, "dim of x");
   detail::check_disjoint(function, "pooled", out, "x", xv);
 
-  constexpr index_t slots_per_task = 128;
+  const detail::pool_order order =
+      detail::choose_pool_order<S>(k, d, detail::can_stream(xv, out, ctx.n_threads()));
+  const index_t slots_per_task =
+      order == detail::pool_order::by_slot ? 128 : std::max<index_t>(k, 1);
   const index_t tasks = k == 0 ? 0 : (k - 1) / slots_per_task + 1;
-  ctx.run(n_batch * n_heads * tasks, 1, static_cast<std::size_t>(d) * sizeof(S),
+  const index_t n_sums = detail::pool_scratch(order, t.n_sources(), k, d);
+  ctx.run(n_batch * n_heads * tasks, 1, static_cast<std::size_t>(n_sums) * sizeof(S),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / tasks / n_heads, h = first / tasks % n_heads;
               const index_t begin = first % tasks * slots_per_task;
               detail::pool_slots<Arch, S>(
-                  t.row(b, h), detail::matrix_of(xv, b, h), detail::matrix_of(out, b, h), d, begin,
-                  std::min(k, begin + slots_per_task), reinterpret_cast<S*>(memory));
+                  t.row(b, h), detail::matrix_of(xv, b, h), detail::matrix_of(out, b, h), d, order,
+                  begin, std::min(k, begin + slots_per_task), reinterpret_cast<S*>(memory));
             }
           });
 }
@@ -213,33 +223,49 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
   constexpr std::string_view function = "soft_topk";
   const detail::topk_call call(function, view(x), view(scores), view(pooled), view(pooled_scores),
                                options.lengths);
+  detail::check_tournament_length(function, call.scores);
   detail::check_topk_strength(function, options);
 
-  // Everything a row needs, in the order in which each task cuts it again.
+  // Everything that rows planned together need.
   struct parts {
-    detail::tournament_row row;
     detail::tournament_scratch scratch;
+    detail::tournament_row row[detail::most_rows_together];
     S* sums;
-    parts(detail::memory_cutter& memory, index_t sources, index_t slots, index_t dim)
-        : row(detail::cut_row(memory, sources, slots)),
-          scratch(detail::cut_scratch(memory, sources, slots)), sums(memory.cut<S>(dim)) {}
+    parts(detail::memory_cutter& memory, index_t rows, index_t n, index_t k, index_t n_sums)
+        : scratch(detail::cut_scratch(memory, n, k)) {
+      for (index_t g = 0; g < rows; ++g) row[g] = detail::cut_row(memory, n, k);
+      sums = memory.cut<S>(n_sums);
+    }
   };
+  const index_t together =
+      detail::rows_together(call.n, call.n_batch * call.n_heads, ctx.n_threads());
+  const double rate = detail::boost_rate(options.boost, options.strength);
+  const detail::pool_order order = detail::choose_pool_order<S>(
+      call.k, call.d, detail::can_stream(call.x, call.pooled, ctx.n_threads()));
+  const index_t n_sums = detail::pool_scratch(order, call.n, call.k, call.d);
   detail::memory_cutter bytes(nullptr);
-  (void)parts(bytes, call.n, call.k, call.d);
-  ctx.run(call.n_batch * call.n_heads, 1, bytes.used(),
+  (void)parts(bytes, together, call.n, call.k, n_sums);
+  ctx.run(call.n_batch * call.n_heads, together, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
+            detail::memory_cutter cutter(memory);
+            parts p(cutter, together, call.n, call.k, n_sums);
             for (index_t first, last; queue.next(first, last);) {
-              const index_t b = first / call.n_heads, h = first % call.n_heads;
-              detail::memory_cutter cutter(memory);
-              const parts p(cutter, detail::length_of(options.lengths, b, call.n), call.k, call.d);
-              detail::read_scores<Arch>(&call.scores(b, h, 0, 0), call.scores.stride(2), p.row,
-                                        p.scratch);
-              detail::play_tournament<Arch>(p.row, p.scratch, options);
-              detail::pool_slots<Arch, S>(p.row, detail::matrix_of(call.x, b, h),
-                                          detail::matrix_of(call.pooled, b, h), call.d, 0, call.k,
-                                          p.sums);
-              for (index_t r = 0; r < call.k; ++r) {
-                call.pooled_scores(b, h, r, 0) = static_cast<D>(p.row.slot_score[r]);
+              for (index_t item = first; item < last; ++item) {
+                p.row[item - first].n =
+                    detail::length_of(options.lengths, item / call.n_heads, call.n);
+              }
+              detail::plan_rows<Arch>(call.scores, first, last - first, p.row, rate, options,
+                                      p.scratch);
+              for (index_t item = first; item < last; ++item) {
+                const index_t b = item / call.n_heads, h = item % call.n_heads;
+                const detail::tournament_row& row = p.row[item - first];
+                if (order == detail::pool_order::by_slot) detail::list_parts(row, p.scratch);
+                detail::pool_slots<Arch, S>(row, detail::matrix_of(call.x, b, h),
+                                            detail::matrix_of(call.pooled, b, h), call.d, order, 0,
+                                            call.k, p.sums);
+                for (index_t r = 0; r < call.k; ++r) {
+                  call.pooled_scores(b, h, r, 0) = static_cast<D>(row.slot_score[r]);
+                }
               }
             }
           });
@@ -297,24 +323,24 @@ void soft_topk_backward(const tournament& t, const X& x, const DP& d_pooled,
   check_output("d_scores", dv);
   detail::check_disjoint(function, "d_scores", dv, "d_x", dx);
 
-  const index_t nodes = 2 * n - k;
-  ctx.run(n_batch * n_heads, 1, 3 * static_cast<std::size_t>(nodes) * sizeof(double),
+  detail::memory_cutter bytes(nullptr);
+  (void)detail::scores_backward_scratch(bytes, n, k);
+  ctx.run(n_batch * n_heads, 1, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
-            double* gain = reinterpret_cast<double*>(memory);
-            double* d_node = gain + nodes;
-            double* weight = d_node + nodes;
+            detail::memory_cutter cutter(memory);
+            const detail::scores_backward_scratch s(cutter, n, k);
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / n_heads, h = first % n_heads;
               const detail::tournament_row row = t.row(b, h);
-              std::fill(gain, gain + row.n, 0.0);
+              std::fill_n(s.gain, row.n, 0.0);
               detail::pool_backward<Arch, S>(row, detail::matrix_of(xv, b, h),
                                              detail::matrix_of(d_out, b, h),
-                                             detail::matrix_of(dx, b, h), d, n, gain);
+                                             detail::matrix_of(dx, b, h), d, n, s.gain);
               for (index_t r = 0; r < k; ++r) {
-                d_node[row.slot_node[r]] = static_cast<double>(d_out_scores(b, h, r, 0));
+                s.d_slot[r] = static_cast<double>(d_out_scores(b, h, r, 0));
               }
-              detail::scores_backward<Arch>(row, t.boost(), t.strength(), gain, d_node, weight);
-              detail::store_score_gradients<Arch>(row, d_node, n, &dv(b, h, 0, 0), dv.stride(2));
+              detail::scores_backward<Arch>(row, t.boost(), t.strength(), s);
+              detail::store_score_gradients<Arch>(row, s.d_seat, n, &dv(b, h, 0, 0), dv.stride(2));
             }
           });
 }

@@ -67,6 +67,10 @@ TEST_CASE("tournament: k, strength, lengths, scores") {
         "option_error: tournament: k is 1, expected scores that are not of length 0");
   CHECK(plan({1, 1, 7, 2}, 2) == "shape_error: tournament: scores is [1, 1, 7, 2], expected dim 1 "
                                  "(one score per position)");
+  const float same = 1;  // for all positions
+  const attn::tensor_view<const float> endless(&same, {1, 1, index_t{1} << 32, 1}, {0, 0, 0, 1});
+  CHECK(refusal([&] { tournament(endless, 2); }) ==
+        "shape_error: tournament: scores is [1, 1, 4294967296, 1], expected a length below 2^32");
   CHECK(plan({1, 1, 7, 1}, 2, {.strength = 1}) ==
         "option_error: tournament: strength is 1, expected a finite number above 1 (base of "
         "topk_boost::exponential)");

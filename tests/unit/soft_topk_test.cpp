@@ -193,7 +193,7 @@ TEST_CASE("Ties go by the lower index, NaN ranks last") {
 }
 
 TEST_CASE("The order of equal, special and close scores is that of a stable sort") {
-  const index_t n = GENERATE(24, 300, 5000);
+  const index_t n = GENERATE(1, 24, 63, 64, 65, 127, 129, 300, 1023, 1025, 5000, 500000);
   random_source random(static_cast<std::uint64_t>(n));
   const int kind = GENERATE(0, 1, 2, 3);
   std::vector<double> scores;

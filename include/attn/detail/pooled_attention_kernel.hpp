@@ -14,6 +14,7 @@
 #include <attn/dense_options.hpp>
 #include <attn/detail/dense_attention_backward_checks.hpp>
 #include <attn/detail/dense_attention_checks.hpp>
+#include <attn/detail/soft_topk_backward_kernel.hpp>
 #include <attn/detail/soft_topk_checks.hpp>
 #include <attn/detail/soft_topk_kernel.hpp>
 #include <attn/soft_topk.hpp>
@@ -64,6 +65,7 @@ void check_pooled(std::string_view function, const tensor_view<Q>& q, const tens
                   const soft_topk_options& pooling, const dense_options& options) {
   check_qkv(function, q, k, v);
   check_rows_like(function, "scores", scores, access::read, k, "k", 1, "one score per key");
+  check_tournament_length(function, scores);
   check_topk_strength(function, pooling);
   check_topk_lengths(function, pooling.lengths, k.extent(0), k.extent(2), slots);
   check_options(function, options, q.extent(1));
@@ -108,12 +110,14 @@ template <class Arch, class T, class K, class V, class DK, class DV, class DS>
 void unpool(const tournament& plan, const pooled_rows<T>& pooled, const tensor_view<K>& k,
             const tensor_view<V>& v, const tensor_view<DK>& d_k, const tensor_view<DV>& d_v,
             const tensor_view<DS>& d_scores, context& ctx) {
-  const index_t n_heads = plan.n_heads(), n = plan.n_sources(), nodes = 2 * n - plan.n_slots();
+  const index_t n_heads = plan.n_heads(), n = plan.n_sources();
+  memory_cutter bytes(nullptr);
+  (void)scores_backward_scratch(bytes, n, plan.n_slots());
   ctx.run(
-      plan.n_batch() * n_heads, 1, 3 * static_cast<std::size_t>(nodes) * sizeof(double),
+      plan.n_batch() * n_heads, 1, bytes.used(),
       [&](std::byte* memory, work_queue& queue) noexcept {
-        auto* gain = reinterpret_cast<double*>(memory);
-        double *d_node = gain + nodes, *weight = d_node + nodes;
+        memory_cutter cutter(memory);
+        const scores_backward_scratch s(cutter, n, plan.n_slots());
         const auto head = [](const auto& x, index_t b, index_t h) {
           using X = std::remove_const_t<typename std::remove_cvref_t<decltype(x)>::element_type>;
           return matrix_of(tensor_view<const X>(x), b, h);
@@ -121,15 +125,15 @@ void unpool(const tournament& plan, const pooled_rows<T>& pooled, const tensor_v
         for (index_t first, last; queue.next(first, last);) {
           const index_t b = first / n_heads, h = first % n_heads;
           const tournament_row row = plan.row(b, h);
-          std::fill_n(gain, row.n, 0.0);
+          std::fill_n(s.gain, row.n, 0.0);
           pool_backward<Arch, T>(row, head(k, b, h), head(pooled.d_k, b, h), matrix_of(d_k, b, h),
-                                 k.extent(3), n, gain);
+                                 k.extent(3), n, s.gain);
           pool_backward<Arch, T>(row, head(v, b, h), head(pooled.d_v, b, h), matrix_of(d_v, b, h),
-                                 v.extent(3), n, gain);
+                                 v.extent(3), n, s.gain);
           // Attention does not look at the slots' own scores.
-          for (index_t r = 0; r < row.k; ++r) d_node[row.slot_node[r]] = 0;
-          scores_backward<Arch>(row, plan.boost(), plan.strength(), gain, d_node, weight);
-          store_score_gradients<Arch>(row, d_node, n, &d_scores(b, h, 0, 0), d_scores.stride(2));
+          std::fill_n(s.d_slot, row.k, 0.0);
+          scores_backward<Arch>(row, plan.boost(), plan.strength(), s);
+          store_score_gradients<Arch>(row, s.d_seat, n, &d_scores(b, h, 0, 0), d_scores.stride(2));
         }
       });
 }

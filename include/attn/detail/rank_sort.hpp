@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 //
-// Sorting by score for the top-k kernels: best first, NaN last.
+// Sorting by score for the top-k kernels: best first, equal scores by index, NaN last.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
+#include <attn/simd/batch.hpp>
 #include <attn/view.hpp>
 
 namespace attn::detail {
@@ -23,87 +24,231 @@ struct ranked {
 
 inline constexpr std::uint64_t nan_key = std::numeric_limits<std::uint64_t>::max();
 
-// The bits of a double are ordered like the number if it is positive and in reverse if negative.
-[[nodiscard]] constexpr std::uint64_t rank_key(double v) noexcept {
-  if (v != v) return nan_key;
-  const auto bits = std::bit_cast<std::uint64_t>(v + 0.0);  // −0 is 0
-  return bits >> 63 ? bits : ~bits & (nan_key >> 1);
+// The bits of a float or double are ordered like the number if it is positive and in reverse if it
+// is negative.
+template <class F>
+[[nodiscard]] constexpr std::uint64_t rank_key(F v) noexcept {
+  using bits_t = std::conditional_t<sizeof(F) == 4, std::uint32_t, std::uint64_t>;
+  constexpr bits_t positive = std::numeric_limits<bits_t>::max() >> 1;
+  const auto bits = std::bit_cast<bits_t>(v + F(0));  // −0 is 0
+  const std::uint64_t key = bits > positive ? bits : bits ^ positive;
+  return v != v ? nan_key : key;
 }
 
-// The score of a key. NaN counts as −inf.
-[[nodiscard]] constexpr double ranked_score(std::uint64_t key) noexcept {
-  if (key == nan_key) return -std::numeric_limits<double>::infinity();
-  return std::bit_cast<double>(key >> 63 ? key : ~key & (nan_key >> 1));
+// What counts as not there, as NaN does once it has its rank.
+inline constexpr double absent_score = -std::numeric_limits<double>::infinity();
+[[nodiscard]] constexpr double without_nan(double v) noexcept { return v != v ? absent_score : v; }
+
+// Whole vectors: up to W − 1 elements behind are read and overwritten.
+template <class Arch, class F>
+ATTN_INLINE void copy_vectors(const F* from, index_t n, F* to) noexcept {
+  // Not a call of memcpy: most copies are a few vectors.
+  for (index_t i = 0; i < n; i += simd::width<F, Arch>) {
+    simd::load_unaligned<F, Arch>(from + i).store_unaligned(to + i);
+  }
 }
 
-// Gives up after `budget` moves, leaving a permutation of what it was given, and returns false.
-template <class Arch, class Before>
-[[nodiscard]] bool insertion_sort(ranked* items, index_t n, index_t budget,
-                                  const Before& before) noexcept {
-  for (index_t i = 1; i < n; ++i) {
-    const ranked x = items[i];
-    index_t j = i;
-    for (; j > 0 && before(x, items[j - 1]); --j) items[j] = items[j - 1];
-    items[j] = x;
-    budget -= i - j;
+// order[r] = index of the score of rank r, by counting for each score those before it. False if
+// scores are equal or NaN, which have no rank of their own: then `order` is unfinished. Scores are
+// aligned, and overwritten behind n to a whole vector.
+template <class F, class Arch>
+inline constexpr index_t most_counted = 4 * simd::width<F, Arch>;
+template <class Arch, class F>
+[[nodiscard]] bool rank_by_counting(F* score, index_t n, std::uint32_t* order) noexcept {
+  using B = simd::batch<F, Arch>;
+  constexpr index_t W = simd::width<F, Arch>, most = most_counted<F, Arch>;
+  static_assert(most <= 64);
+  alignas(64) F before[most];
+  const index_t whole = (n + W - 1) / W * W;
+  for (index_t i = n; i < whole; ++i) score[i] = -std::numeric_limits<F>::infinity();
+  for (index_t i = 0; i < n; i += W) {
+    const B v = simd::load<F, Arch>(score + i), one(F(1)), zero(F(0));
+    B even = zero, odd = zero;  // one sum would wait for itself
+    for (index_t j = 0; j < n; j += 2) {
+      even += xsimd::select(B(score[j]) > v, one, zero);
+      odd += xsimd::select(B(score[j + 1]) > v, one, zero);
+    }
+    (even + odd).store_aligned(before + i);
+  }
+  std::uint64_t taken = 0;
+  for (index_t i = 0; i < n; ++i) {
+    const auto r = static_cast<std::uint32_t>(before[i]);
+    taken |= std::uint64_t{1} << r;
+    order[r] = static_cast<std::uint32_t>(i);
+  }
+  return std::popcount(taken) == n;
+}
+
+// Scores [n] that are almost in order, with the order of what they belong to: by insertion, equal
+// ones staying as they are. False, with both a permutation of what they were, after more than
+// `budget` moves.
+template <class Arch>
+[[nodiscard]] bool insert_scores(double* score, std::uint32_t* order, index_t n,
+                                 index_t budget) noexcept {
+  constexpr index_t W = simd::width<double, Arch>;
+  for (index_t q = 1; q < n;) {
+    if (q + W <= n && xsimd::all(simd::load_unaligned<double, Arch>(score + q) <=
+                                 simd::load_unaligned<double, Arch>(score + q - 1))) {
+      q += W;
+      continue;
+    }
+    for (const index_t end = std::min(q + W, n); q < end; ++q) {
+      const double v = score[q];
+      if (v <= score[q - 1]) continue;
+      const std::uint32_t i = order[q];
+      index_t j = q;
+      for (; j > 0 && v > score[j - 1]; --j) score[j] = score[j - 1], order[j] = order[j - 1];
+      score[j] = v, order[j] = i;
+      budget -= q - j;
+    }
     if (budget < 0) return false;
   }
   return true;
 }
 
-// Stable, by the upper bits of those in which the keys differ: 2 digits of them, 4 where 2 would
-// not tell most scores apart. An even number of passes leaves the result in `items`.
-template <class Arch>
-void radix_sort_upper(ranked* items, ranked* other, index_t n) noexcept {
-  constexpr int most_bits = 11, most_digits = 4;
-  const auto size = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n)));
-  const int digits = size > 15 ? most_digits : 2;
-  const int bits = std::min(most_bits, (size + 5) / 2);  // counts are cleared: no more than needed
-  const std::size_t values = std::size_t{1} << bits;
-
-  // 1. The range of the keys: scores in [0, 1) leave half of the exponents and all signs unused.
-  std::uint64_t low = items[0].key, high = low;
-  for (index_t i = 1; i < n; ++i) {
-    low = std::min(low, items[i].key);
-    high = std::max(high, items[i].key);
+// The best score and the worst that is there (not −inf, not NaN), and whether all are.
+template <class F>
+struct score_range {
+  F best = -std::numeric_limits<F>::infinity(), worst = std::numeric_limits<F>::infinity();
+  bool all = true;
+};
+template <class Arch, class F>
+[[nodiscard]] score_range<F> range_of_scores(const F* score, index_t n) noexcept {
+  using B = simd::batch<F, Arch>;
+  constexpr index_t W = simd::width<F, Arch>;
+  score_range<F> r;
+  const F absent = r.best;
+  const B lowest(absent), highest(r.worst);
+  B best = lowest, worst = highest;
+  index_t i = 0;
+  auto all = lowest == lowest;
+  for (; i + W <= n; i += W) {
+    const B v = simd::load_unaligned<F, Arch>(score + i);
+    const auto there = v > lowest;
+    all = all & there;
+    best = xsimd::select(v > best, v, best);
+    const B low = xsimd::select(there, v, highest);
+    worst = xsimd::select(low < worst, low, worst);
   }
-  const int shift = std::max(0, static_cast<int>(std::bit_width(high - low)) - digits * bits);
-  const auto digit_of = [=](std::uint64_t key, int digit) {
-    return static_cast<std::size_t>((key - low) >> (shift + digit * bits)) & (values - 1);
-  };
-
-  // 2. How often each digit has each value.
-  std::array<std::array<index_t, 1 << most_bits>, most_digits> begin;
-  for (int digit = 0; digit < digits; ++digit) {
-    std::fill_n(begin[static_cast<std::size_t>(digit)].data(), values, index_t{0});
+  r.all = xsimd::all(all);
+  alignas(64) F lanes[2 * W];
+  best.store_aligned(lanes);
+  worst.store_aligned(lanes + W);
+  for (index_t l = 0; l < W; ++l) {
+    r.best = std::max(r.best, lanes[l]);
+    r.worst = std::min(r.worst, lanes[W + l]);
   }
-  for (index_t i = 0; i < n; ++i) {
-    for (int digit = 0; digit < digits; ++digit) {
-      ++begin[static_cast<std::size_t>(digit)][digit_of(items[i].key, digit)];
+  for (; i < n; ++i) {
+    if (!(score[i] > absent)) {
+      r.all = false;
+      continue;
     }
+    r.best = std::max(r.best, score[i]);
+    r.worst = std::min(r.worst, score[i]);
   }
-
-  // 3. From the lowest digit up, each item to where the items of its value begin.
-  for (int digit = 0; digit < digits; ++digit) {
-    index_t* at = begin[static_cast<std::size_t>(digit)].data();
-    index_t sum = 0;
-    for (std::size_t value = 0; value < values; ++value) sum += std::exchange(at[value], sum);
-    for (index_t i = 0; i < n; ++i) other[at[digit_of(items[i].key, digit)]++] = items[i];
-    std::swap(items, other);
-  }
+  r.worst = std::min(r.worst, r.best);  // none is there
+  return r;
 }
 
-// In the order of `before`, which is that of the keys with ties broken. `other` is as large as
-// `items`.
-template <class Arch, class Before>
-void rank_sort(ranked* items, ranked* other, index_t n, const Before& before) noexcept {
-  if (n < 24) {  // the counts of a radix sort cost more than they save
-    (void)insertion_sort<Arch>(items, n, n * n, before);
-    return;
+template <class Arch>
+[[nodiscard]] bool has_equal_neighbours(const double* score, index_t n) noexcept {
+  constexpr index_t W = simd::width<double, Arch>;
+  index_t q = 1;
+  for (; q + W <= n; q += W) {
+    if (xsimd::any(simd::load_unaligned<double, Arch>(score + q) ==
+                   simd::load_unaligned<double, Arch>(score + q - 1))) {
+      return true;
+    }
   }
-  if (insertion_sort<Arch>(items, n, 0, before)) return;  // nothing out of order
-  radix_sort_upper<Arch>(items, other, n);
-  if (!insertion_sort<Arch>(items, n, 8 * n, before)) std::sort(items, items + n, before);
+  for (; q < n; ++q) {
+    if (score[q] == score[q - 1]) return true;
+  }
+  return false;
+}
+
+// What sorting n scores needs besides them.
+struct rank_scratch {
+  static constexpr int most_bits = 12, digits = 2;
+  std::uint64_t* words;  // [n]
+  std::uint64_t* other;  // [n]
+  std::uint32_t* count;  // [digits << most_bits]
+};
+
+// order[r] = index of the score of rank r, sorted[r] = that score, −inf for NaN. n < 2^32.
+//
+// A radix sort by as many of the upper bits as tell most of n apart, and insertion.
+template <class Arch, class F>
+void rank_scores(const F* score, index_t n, double* sorted, std::uint32_t* order,
+                 const rank_scratch& s) noexcept {
+  // 1. Words of the upper bits of a key and, below, the index. −inf and NaN come behind the worst:
+  //    often they are far from the rest.
+  const score_range<F> scores = range_of_scores<Arch>(score, n);
+  const std::uint64_t best = rank_key(scores.best);
+  const std::uint64_t range = rank_key(scores.worst) - best + 2;
+  const std::uint64_t absent = rank_key(-std::numeric_limits<F>::infinity());
+  // Scores of a smooth density fill a few of the exponents: 6 bits more than n has.
+  const auto size = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n)));
+  const int bits = std::min(rank_scratch::most_bits, (size + 6) / rank_scratch::digits);
+  const int lost =
+      std::max(0, static_cast<int>(std::bit_width(range)) - rank_scratch::digits * bits);
+  const std::size_t values = std::size_t{1} << bits;
+  const std::uint64_t mask = values - 1;
+  constexpr int index_bits = 32;
+  std::uint32_t *low = s.count, *high = s.count + values;
+  std::fill_n(low, 2 * values, std::uint32_t{0});
+  const auto count = [&](const auto& delta_of) {
+    for (index_t i = 0; i < n; ++i) {
+      const std::uint64_t upper = delta_of(score[i]) >> lost;
+      s.words[i] = upper << index_bits | static_cast<std::uint64_t>(i);
+      ++low[upper & mask];
+    }
+  };
+  if (scores.all) {
+    count([=](F v) { return rank_key(v) - best; });
+  } else {
+    count([=](F v) {
+      const std::uint64_t key = rank_key(v);
+      return key < absent ? key - best : range - (key == absent);
+    });
+  }
+
+  // 2. By the lower digit, then by the upper one to their ranks.
+  const auto add_up = [values](std::uint32_t* counts) {
+    std::uint32_t sum = 0;
+    for (std::size_t value = 0; value < values; ++value) sum += std::exchange(counts[value], sum);
+  };
+  add_up(low);
+  for (index_t i = 0; i < n; ++i) {
+    const std::uint64_t word = s.words[i];
+    s.other[low[word >> index_bits & mask]++] = word;
+    ++high[word >> (index_bits + bits)];
+  }
+  add_up(high);
+  for (index_t i = 0; i < n; ++i) {
+    const std::uint64_t word = s.other[i];
+    const std::uint32_t r = high[word >> (index_bits + bits)]++;
+    const auto index = static_cast<std::uint32_t>(word);
+    order[r] = index;
+    sorted[r] = without_nan(static_cast<double>(score[index]));
+  }
+
+  // 3. What is left.
+  if (!insert_scores<Arch>(sorted, order, n, 8 * n)) {
+    std::sort(order, order + n, [score](std::uint32_t a, std::uint32_t z) {
+      const std::uint64_t key = rank_key(score[a]), other = rank_key(score[z]);
+      return key != other ? key < other : a < z;
+    });
+    for (index_t r = 0; r < n; ++r) {
+      sorted[r] = without_nan(static_cast<double>(score[order[r]]));
+    }
+  } else if (!scores.all) {
+    std::uint32_t* tail = order + n;
+    while (tail != order && sorted[tail - order - 1] == absent_score) --tail;
+    std::sort(tail, order + n, [score](std::uint32_t a, std::uint32_t z) {
+      const bool a_is_nan = score[a] != score[a], z_is_nan = score[z] != score[z];
+      return a_is_nan != z_is_nan ? z_is_nan : a < z;
+    });
+  }
 }
 
 }  // namespace attn::detail

@@ -53,6 +53,14 @@ void check_topk_scores(std::string_view function, const tensor_view<T>& scores) 
   check_extent(function, "scores", scores, 3, 1, "one score per position");
 }
 
+// Plans number sources by 32 bits.
+template <class T>
+void check_tournament_length(std::string_view function, const tensor_view<T>& scores) {
+  constexpr index_t most = (index_t{1} << 32) - 1;
+  if (scores.extent(2) <= most) return;
+  raise_shape(function, "scores", scores.extents(), "a length below 2^32");
+}
+
 // `x` has the extents [B, H, length, dim]; the reasons say where length and dim come from.
 template <class T>
 void check_topk_operand(std::string_view function, std::string_view argument,

@@ -1,133 +1,92 @@
 // SPDX-License-Identifier: MIT
 //
-// One row of a Successive Halving tournament: from n scores to the slot and weight of each source.
+// Successive Halving tournaments: from n scores to the slot and weight of each source.
 //
-// Nodes are what plays: node i < n is source i, node n + t is the result of match t. A match comes
-// after those that made its players, so one pass over the matches carries anything from the sources
-// to the slots, and one pass in reverse carries it back.
+// Players stand by rank, so that winners, losers and results of a round are arrays in order. What
+// a rank was in the round before is the only link between rounds; it is followed upwards for
+// champions and downwards for the sources' shares.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <numeric>
+#include <type_traits>
+#include <utility>
 
 #include <attn/detail/rank_sort.hpp>
+#include <attn/detail/tournament_plan.hpp>
+#include <attn/simd/convert.hpp>
 #include <attn/simd/expm1.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
 
 namespace attn::detail {
 
-// score = (1 − loser_weight) · score[winner] + loser_weight · score[loser]
-struct topk_match {
-  index_t winner, loser;  // nodes; the winner is the better-ranked one
-  double loser_weight;
-};
-
-// Where a node ends and with what weight in that slot.
-struct topk_share {
-  index_t slot;
-  double weight;
-};
-
-// What a slot is made of.
-struct topk_part {
-  index_t source;
-  double weight;
-};
-
-// The plan of one row: n sources, k slots.
-struct tournament_row {
-  index_t n, k;
-  topk_part* part;     // [n] slot by slot, in each by position
-  index_t* begin;      // [k + 1] of each slot in `part`
-  topk_share* share;   // [n] of the sources
-  double* score;       // [2n − k] of the nodes
-  topk_match* match;   // [n − k]
-  double* slot_score;  // [k]
-  index_t* slot_node;  // [k]
-
-  // The source that won all matches of a node.
-  [[nodiscard]] index_t champion(index_t node) const noexcept {
-    while (node >= n) node = match[node - n].winner;
-    return node;
-  }
-};
-
-// Hands out parts of one block of memory, aligned to 64 bytes. With a null block it only counts.
-class memory_cutter {
- public:
-  explicit memory_cutter(std::byte* block) noexcept : block_(block) {}
-
-  template <class T>
-  [[nodiscard]] T* cut(index_t count) noexcept {
-    T* part = block_ == nullptr ? nullptr : reinterpret_cast<T*>(block_ + used_);
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return part;
-  }
-  [[nodiscard]] std::size_t used() const noexcept { return used_; }
-
- private:
-  std::byte* block_;
-  std::size_t used_ = 0;
-};
-
-[[nodiscard]] inline tournament_row cut_row(memory_cutter& memory, index_t n, index_t k) noexcept {
-  tournament_row row{n, k, {}, {}, {}, {}, {}, {}, {}};
-  row.part = memory.cut<topk_part>(n);
-  row.begin = memory.cut<index_t>(k + 1);
-  row.share = memory.cut<topk_share>(n);
-  row.score = memory.cut<double>(2 * n - k);
-  row.match = memory.cut<topk_match>(n - k);
-  row.slot_score = memory.cut<double>(k);
-  row.slot_node = memory.cut<index_t>(k);
-  return row;
+// Rows that are played together. A match is some 200 cycles from end to end, but a vector has room
+// for W and the next ones need not wait: a short row alone would leave most of that unused.
+inline constexpr index_t most_rows_together = 8;
+[[nodiscard]] inline index_t rows_together(index_t n) noexcept {
+  return std::clamp<index_t>(1024 / std::max<index_t>(n, 1), 1, most_rows_together);
+}
+// The same for `rows` rows in all, of which each thread is to have some.
+[[nodiscard]] inline index_t rows_together(index_t n, index_t rows, int n_threads) noexcept {
+  return std::clamp<index_t>(rows / n_threads, 1, rows_together(n));
 }
 
-// What a row needs while it is made.
+// What rows need while they are made: for one row of n at a time, and for the matches of rows
+// that are played together.
 struct tournament_scratch {
-  ranked* rank;          // [n] for sorting
-  ranked* other;         // [n]
-  double* score;         // [n + W] of the survivors, by rank
-  index_t* node;         // [n] of the survivors, by rank
-  double* loser;         // [n/2 + W] scores of one round
-  double* loser_weight;  // [n/2 + W]
-  topk_share* share;     // [n − k] of the matches
+  double* source_score;  // [n + W] in double or float
+  double* winner;        // [matches + W] scores of one round
+  double* loser;         // [matches + W]
+  double* loser_weight;  // [matches + W]
+  double* unsorted;      // [n + W]
+  topk_share* share;     // [n] of players of one round, by rank
+  topk_share* other;     // [n]
   index_t* place;        // [2k] where the next part of a slot goes
+  rank_scratch rank;
 };
 
 [[nodiscard]] inline tournament_scratch cut_scratch(memory_cutter& memory, index_t n,
                                                     index_t k) noexcept {
-  constexpr index_t widest = 8;  // doubles of a vector
+  const index_t matches = rows_together(n) * (n / 2) + widest_doubles;
   tournament_scratch s{};
-  s.rank = memory.cut<ranked>(n);
-  s.other = memory.cut<ranked>(n);
-  s.score = memory.cut<double>(n + widest);
-  s.node = memory.cut<index_t>(n);
-  s.loser = memory.cut<double>(n / 2 + widest);
-  s.loser_weight = memory.cut<double>(n / 2 + widest);
-  s.share = memory.cut<topk_share>(n - k);
+  s.source_score = memory.cut<double>(n + widest_doubles);
+  s.winner = memory.cut<double>(matches);
+  s.loser = memory.cut<double>(matches);
+  s.loser_weight = memory.cut<double>(matches);
+  s.unsorted = memory.cut<double>(n + widest_doubles);
+  s.share = memory.cut<topk_share>(n);
+  s.other = memory.cut<topk_share>(n);
   s.place = memory.cut<index_t>(2 * k);
+  s.rank = {memory.cut<std::uint64_t>(n), memory.cut<std::uint64_t>(n),
+            memory.cut<std::uint32_t>(rank_scratch::digits << rank_scratch::most_bits)};
   return s;
 }
 
-// Matches of one round: weights of the losers, and results in place of the winners' scores. Whole
-// vectors are read and written, so up to W − 1 scores behind the winners are lost.
+// ln B or C: the factor of the scores in the boost.
+[[nodiscard]] inline double boost_rate(topk_boost boost, double strength) noexcept {
+  return boost == topk_boost::exponential ? std::log(strength) : strength;
+}
+
+// Matches: weights of the losers, and results. Whole vectors are read and written, so up to W − 1
+// elements behind are lost. `result` may be `winner`.
 //
 // With hi >= lo the two scores of a match, the weight of lo is 1 / (1 + e^d), where
 //   exponential  d = B^hi − B^lo = −B^hi (B^(lo − hi) − 1): B^hi may overflow to inf, and does so
-//   to
-//                the right limit, since the second factor is no 0 unless the scores are equal,
+//                to the right limit, since the second factor is no 0 unless the scores are equal,
 //   scaled       d = C (hi − lo).
 // Equal scores, infinite ones too, share alike; against anything else −inf has weight 0.
 template <class Arch>
-void play_matches(double* score, const double* loser, double* loser_weight, index_t count,
-                  topk_boost boost, double rate) noexcept {
+void play_matches(const double* winner, const double* loser, double* loser_weight, double* result,
+                  index_t count, topk_boost boost, double rate) noexcept {
   using B = simd::batch<double, Arch>;
   const B one(1.0), half(0.5), absent(-std::numeric_limits<double>::infinity());
   for (index_t t = 0; t < count; t += simd::width<double, Arch>) {
-    const B a = simd::load_unaligned<double, Arch>(score + t);
+    const B a = simd::load_unaligned<double, Arch>(winner + t);
     const B z = simd::load<double, Arch>(loser + t);
     const auto winner_is_lower = a < z;
     const B hi = xsimd::select(winner_is_lower, z, a), lo = xsimd::select(winner_is_lower, a, z);
@@ -139,126 +98,180 @@ void play_matches(double* score, const double* loser, double* loser_weight, inde
     // 1 − w is exact here: w <= 1/2 is either at least 2^-53 or lost against 1.
     const B hi_weight = one - lo_weight;
     const B mixed = xsimd::select(a == z, a, hi_weight * hi + lo_weight * lo);
-    xsimd::select(winner_is_lower, hi_weight, lo_weight).store_aligned(loser_weight + t);
-    xsimd::select(lo_weight == B(0.0), hi, mixed).store_unaligned(score + t);
+    xsimd::select(winner_is_lower, hi_weight, lo_weight).store_unaligned(loser_weight + t);
+    xsimd::select(lo_weight == B(0.0), hi, mixed).store_unaligned(result + t);
   }
 }
 
-// ln B or C: the factor of the scores in the boost.
-[[nodiscard]] inline double boost_rate(topk_boost boost, double strength) noexcept {
-  return boost == topk_boost::exponential ? std::log(strength) : strength;
-}
-
-// Takes in the scores [n], `stride` apart.
+// The sources by rank, or by position: the seats of the first round. Takes in the scores [n],
+// `stride` apart.
 template <class Arch, class S>
-void read_scores(const S* scores, index_t stride, const tournament_row& row,
+void seat_sources(const S* scores, index_t stride, const tournament_row& row, topk_sort sort,
+                  const tournament_scratch& s) noexcept {
+  using F = simd::compute_t<S>;
+  const index_t n = row.n;
+  F* copy = reinterpret_cast<F*>(s.source_score);
+  const F* score = copy;
+  const bool few = n <= most_counted<F, Arch>;
+  if constexpr (std::is_same_v<S, F>) {
+    if (stride == 1 && !few) score = scores;
+  }
+  if (score == copy) {
+    for (index_t i = 0; i < n; ++i) copy[i] = static_cast<F>(scores[i * stride]);
+  }
+  if (sort != topk_sort::never && !(few && rank_by_counting<Arch>(copy, n, row.from))) {
+    return rank_scores<Arch>(score, n, row.score, row.from, s.rank);
+  }
+  if (sort == topk_sort::never) std::iota(row.from, row.from + n, std::uint32_t{0});
+  for (index_t r = 0; r < n; ++r) {
+    row.score[r] = without_nan(static_cast<double>(score[row.from[r]]));
+  }
+}
+
+// The players of a round by rank: their scores [m] come in the order of the winners before. Equal
+// ones stay in it; returns whether there may be some.
+//
+// A round leaves them almost in order: a few moves each do, or else a sort from scratch.
+template <class Arch>
+[[nodiscard]] bool rank_players(double* score, std::uint32_t* from, index_t m,
+                                const tournament_scratch& s) noexcept {
+  constexpr index_t most = 2 * simd::width<double, Arch>;
+  if (m <= most) {
+    copy_vectors<Arch>(score, m, s.unsorted);
+    if (rank_by_counting<Arch>(s.unsorted, m, from)) {
+      for (index_t q = 0; q < m; ++q) score[q] = s.unsorted[from[q]];
+      return false;
+    }
+  }
+  std::iota(from, from + m, std::uint32_t{0});
+  if (insert_scores<Arch>(score, from, m, 2 * m)) return has_equal_neighbours<Arch>(score, m);
+  for (index_t q = 0; q < m; ++q) s.unsorted[from[q]] = score[q];
+  rank_scores<Arch>(s.unsorted, m, score, from, s.rank);
+  return has_equal_neighbours<Arch>(score, m);
+}
+
+// Equal scores in round i go by the champions' positions. Its seats begin at `seat`.
+inline void settle_ties(const tournament_row& row, const tournament_rounds& rounds, int i,
+                        index_t seat, std::uint64_t* scratch) noexcept {
+  const index_t m = rounds.round[i].m;
+  const double* score = row.score + seat;
+  std::uint32_t* from = row.from + seat;
+  for (index_t begin = 0, end; begin < m; begin = end) {
+    for (end = begin + 1; end < m && score[end] == score[begin];) ++end;
+    if (end == begin + 1) continue;
+    for (index_t q = begin; q < end; ++q) {
+      const auto champion = static_cast<std::uint64_t>(row.champion(rounds, i, seat, q));
+      scratch[q] = champion << 32 | from[q];
+    }
+    std::sort(scratch + begin, scratch + end);
+    for (index_t q = begin; q < end; ++q) {
+      from[q] = static_cast<std::uint32_t>(scratch[q] & 0xffffffff);
+    }
+  }
+}
+
+// All rounds of `rows` rows alike in n and k, whose sources are seated.
+template <class Arch>
+void play_rounds(const tournament_row* row, index_t rows, const tournament_rounds& rounds,
+                 topk_boost boost, double rate, topk_sort sort,
                  const tournament_scratch& s) noexcept {
-  for (index_t i = 0; i < row.n; ++i) {
-    const std::uint64_t key = rank_key(static_cast<double>(scores[i * stride]));
-    s.rank[i] = {key, i};
-    row.score[i] = ranked_score(key);
+  index_t seat = 0, played = 0;
+  for (int i = 0; i < rounds.count; ++i) {
+    const tournament_round& round = rounds.round[i];
+    const index_t m = round.m, matches = round.matches, next_seat = seat + m;
+    for (index_t g = 0; g < rows; ++g) {
+      double* score = row[g].score + seat;
+      copy_vectors<Arch>(score, round.byes, score + m);
+      std::reverse_copy(score + round.next, score + m, s.loser + g * matches);
+    }
+    if (rows == 1) {
+      double* score = row->score + seat;
+      play_matches<Arch>(score + round.byes, s.loser, row->loser_weight + played,
+                         score + m + round.byes, matches, boost, rate);
+    } else {
+      for (index_t g = 0; g < rows; ++g) {
+        copy_vectors<Arch>(row[g].score + seat + round.byes, matches, s.winner + g * matches);
+      }
+      play_matches<Arch>(s.winner, s.loser, s.loser_weight, s.winner, rows * matches, boost, rate);
+      for (index_t g = 0; g < rows; ++g) {
+        copy_vectors<Arch>(s.winner + g * matches, matches, row[g].score + next_seat + round.byes);
+        copy_vectors<Arch>(s.loser_weight + g * matches, matches, row[g].loser_weight + played);
+      }
+    }
+    const bool ranked = i + 1 < rounds.count && sort == topk_sort::every_round;
+    for (index_t g = 0; g < rows; ++g) {
+      std::uint32_t* from = row[g].from + next_seat;
+      if (!ranked) {
+        std::iota(from, from + round.next, std::uint32_t{0});
+      } else if (rank_players<Arch>(row[g].score + next_seat, from, round.next, s)) {
+        settle_ties(row[g], rounds, i + 1, next_seat, s.rank.words);
+      }
+    }
+    seat = next_seat, played += matches;
   }
 }
 
-// Survivors [m] of a round by rank again: best score first, equal ones by the champions' positions.
-// A round leaves them almost sorted, so a few moves each do, or else a sort from scratch.
+// The survivors' slots, by rank or by the position of the champion.
 template <class Arch>
-void rank_survivors(const tournament_row& row, const tournament_scratch& s, index_t m) noexcept {
-  index_t budget = 2 * m;
-  for (index_t i = 1; i < m && budget >= 0; ++i) {
-    const double v = s.score[i];
-    const index_t node = s.node[i];
-    index_t j = i;
-    for (; j > 0 && v >= s.score[j - 1]; --j) {
-      if (v == s.score[j - 1] && row.champion(node) > row.champion(s.node[j - 1])) break;
-      s.score[j] = s.score[j - 1];
-      s.node[j] = s.node[j - 1];
-    }
-    s.score[j] = v;
-    s.node[j] = node;
-    budget -= i - j;
-  }
-  if (budget >= 0) return;
-  for (index_t i = 0; i < m; ++i) s.rank[i] = {rank_key(s.score[i]), s.node[i]};
-  rank_sort<Arch>(s.rank, s.other, m, [&row](const ranked& a, const ranked& b) {
-    return a.key != b.key ? a.key < b.key : row.champion(a.node) < row.champion(b.node);
-  });
-  for (index_t i = 0; i < m; ++i) {
-    s.score[i] = ranked_score(s.rank[i].key);
-    s.node[i] = s.rank[i].node;
-  }
-}
-
-// Makes the plan from what read_scores left.
-template <class Arch>
-void play_tournament(const tournament_row& row, const tournament_scratch& s,
-                     const soft_topk_options& options) noexcept {
-  const index_t n = row.n, k = row.k;
-  const double rate = boost_rate(options.boost, options.strength);
-
-  // 1. Sources by rank.
-  if (options.sort != topk_sort::never) {
-    rank_sort<Arch>(s.rank, s.other, n, [](const ranked& a, const ranked& b) {
-      return a.key != b.key ? a.key < b.key : a.node < b.node;
-    });
-  }
-  for (index_t i = 0; i < n; ++i) {
-    s.score[i] = ranked_score(s.rank[i].key);
-    s.node[i] = s.rank[i].node;
-  }
-
-  // 2. Rounds: m survivors become max(k, ⌈m/2⌉). The best have a bye, of the others the best meets
-  //    the worst, and the result takes the winner's rank.
-  index_t played = 0;
-  for (index_t m = n; m > k;) {
-    const index_t next = std::max(k, (m + 1) / 2), byes = 2 * next - m, matches = m - next;
-    double* score = s.score + byes;
-    index_t* node = s.node + byes;
-    const index_t* loser = s.node + m - 1;  // backwards
-    for (index_t t = 0; t < matches; ++t) s.loser[t] = s.score[m - 1 - t];
-    play_matches<Arch>(score, s.loser, s.loser_weight, matches, options.boost, rate);
-    for (index_t t = 0; t < matches; ++t, ++played) {
-      row.match[played] = {node[t], loser[-t], s.loser_weight[t]};
-      row.score[n + played] = score[t];
-      node[t] = n + played;
-    }
-    m = next;
-    if (m > k && options.sort == topk_sort::every_round) rank_survivors<Arch>(row, s, m);
-  }
-
-  // 3. Slots, by rank or by the position of the champion.
-  for (index_t r = 0; r < k; ++r) row.slot_node[r] = s.node[r];
-  if (options.order == topk_order::by_position) {
+void number_slots(const tournament_row& row, const tournament_rounds& rounds, topk_order order,
+                  const tournament_scratch& s) noexcept {
+  const index_t k = row.k, seat = rounds.seats - k;
+  for (index_t r = 0; r < k; ++r) row.last[r] = static_cast<std::uint32_t>(r);
+  if (order == topk_order::by_position) {
+    double* position = s.source_score;
     for (index_t r = 0; r < k; ++r) {
-      s.rank[r] = {static_cast<std::uint64_t>(row.champion(s.node[r])), s.node[r]};
+      position[r] = -static_cast<double>(row.champion(rounds, rounds.count, seat, r));
     }
-    rank_sort<Arch>(s.rank, s.other, k,
-                    [](const ranked& a, const ranked& b) { return a.key < b.key; });
-    for (index_t r = 0; r < k; ++r) row.slot_node[r] = s.rank[r].node;
+    constexpr index_t few = 8;
+    if (k > few || !insert_scores<Arch>(position, row.last, k, k * k)) {
+      rank_scores<Arch>(position, k, s.unsorted, row.last, s.rank);
+    }
   }
+  for (index_t r = 0; r < k; ++r) row.slot_score[r] = row.score[seat + row.last[r]];
+}
 
-  // 4. Shares, from the slots back to the sources.
-  const auto share_of = [&](index_t i) noexcept -> topk_share& {
-    return i < n ? row.share[i] : s.share[i - n];
+// Slots and weights of the sources, from the survivors down.
+inline void share_out(const tournament_row& row, const tournament_rounds& rounds,
+                      const tournament_scratch& s) noexcept {
+  const index_t n = row.n, k = row.k;
+  topk_share *now = s.share, *before = s.other;
+  for (index_t r = 0; r < k; ++r) now[row.last[r]] = {r, 1.0};
+  const std::uint32_t* from = row.from + rounds.seats - k;
+  const double* loser_weight = row.loser_weight + (n - k);
+  const auto pass = [&](const tournament_round& round, const auto& put) {
+    for (index_t q = 0; q < round.next; ++q) {
+      const topk_share share = now[q];
+      const index_t r = from[q], t = r - round.byes;
+      if (t < 0) {
+        put(r, share);
+      } else {
+        const double u = loser_weight[t];
+        put(r, {share.slot, share.weight * (1 - u)});
+        put(round.m - 1 - t, {share.slot, share.weight * u});
+      }
+    }
   };
-  for (index_t r = 0; r < k; ++r) {
-    row.slot_score[r] = row.score[row.slot_node[r]];
-    share_of(row.slot_node[r]) = {r, 1.0};
+  for (int i = rounds.count - 1; i >= 0; --i) {
+    const tournament_round& round = rounds.round[i];
+    loser_weight -= round.matches;
+    if (i > 0) {
+      pass(round, [before](index_t r, topk_share share) { before[r] = share; });
+      std::swap(now, before);
+    } else {
+      pass(round, [&row](index_t r, topk_share share) { row.share[row.from[r]] = share; });
+    }
+    from -= round.m;
   }
-  for (index_t t = played - 1; t >= 0; --t) {
-    const topk_match& match = row.match[t];
-    const topk_share share = s.share[t];
-    share_of(match.winner) = {share.slot, share.weight * (1 - match.loser_weight)};
-    share_of(match.loser) = {share.slot, share.weight * match.loser_weight};
-  }
+  if (rounds.count > 0) return;
+  for (index_t r = 0; r < n; ++r) row.share[row.from[r]] = now[r];
+}
 
-  // 5. Parts slot by slot: counts, sums, places. Both halves of the sources at a time, for where
-  // all
-  //    go to few slots each count waits for the one before.
-  index_t* place = s.place;
-  index_t* upper_place = s.place + k;
+// The sources slot by slot: counts, sums, places. Both halves of the sources at a time, for where
+// all go to few slots each count waits for the one before.
+inline void list_parts(const tournament_row& row, const tournament_scratch& s) noexcept {
+  const index_t n = row.n, k = row.k, half = n / 2;
+  index_t *place = s.place, *upper_place = s.place + k;
   std::fill_n(s.place, 2 * k, index_t{0});
-  const index_t half = n / 2;
   for (index_t i = 0; i < half; ++i) {
     ++place[row.share[i].slot];
     ++upper_place[row.share[half + i].slot];
@@ -278,6 +291,26 @@ void play_tournament(const tournament_row& row, const tournament_scratch& s,
     put(upper_place[row.share[half + i].slot], half + i);
   }
   if (n % 2 != 0) put(upper_place[row.share[n - 1].slot], n - 1);
+}
+
+// Plans of `count` rows of scores from row `first` of [B, H] on, but for their parts.
+template <class Arch, class S>
+void plan_rows(const tensor_view<S>& scores, index_t first, index_t count,
+               const tournament_row* row, double rate, const soft_topk_options& options,
+               const tournament_scratch& s) noexcept {
+  const index_t n_heads = scores.extent(1);
+  for (index_t begin = 0, end; begin < count; begin = end) {
+    for (end = begin; end < count && row[end].n == row[begin].n; ++end) {
+      const index_t b = (first + end) / n_heads, h = (first + end) % n_heads;
+      seat_sources<Arch>(&scores(b, h, 0, 0), scores.stride(2), row[end], options.sort, s);
+    }
+    const tournament_rounds rounds(row[begin].n, row[begin].k);
+    play_rounds<Arch>(row + begin, end - begin, rounds, options.boost, rate, options.sort, s);
+    for (index_t g = begin; g < end; ++g) {
+      number_slots<Arch>(row[g], rounds, options.order, s);
+      share_out(row[g], rounds, s);
+    }
+  }
 }
 
 }  // namespace attn::detail

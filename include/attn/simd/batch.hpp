@@ -4,6 +4,7 @@
 // the instruction sets differ. Only this folder includes xsimd or names an intrinsic.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -68,6 +69,17 @@ ATTN_INLINE batch<T, Arch> multiply_add(const batch<T, Arch>& a, const batch<T, 
   }
 #endif
   return xsimd::fma(a, b, c);
+}
+
+/// The same for one number, with the bits of a lane: a sum of products is joined or not as a
+/// compiler likes, differently in each loop.
+template <class T>
+ATTN_INLINE T multiply_add(T a, T b, T c) noexcept {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
 /// Lanes that are NaN. Not x != x: xsimd 8.1 compares that as "ordered and different" on AVX and

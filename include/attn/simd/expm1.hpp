@@ -18,6 +18,14 @@ ATTN_INLINE batch<double, Arch> expm1(const batch<double, Arch>& x) noexcept {
   double q_over_f[degree];
   for (int i = 0; i < degree; ++i) q_over_f[i] = detail::exp2_round_f64[i + 1];
 
+#if defined(__AVX512DQ__)
+  if constexpr (is_avx512dq<Arch>) {
+    const B t = x * B(detail::log2e<double>);
+    const B f = _mm512_reduce_pd(t, 8);  // t − round(t), t itself where x is small
+    const B scale = _mm512_scalef_pd(B(1.0), t - f);
+    return multiply_add(scale, f * detail::horner(q_over_f, f), scale - B(1.0));
+  }
+#endif
   const B y = at_least(x, B(lowest));
   const B t = multiply_add(y, B(detail::log2e<double>), B(magic));
   const B n = t - B(magic);
