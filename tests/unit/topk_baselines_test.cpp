@@ -8,7 +8,9 @@
 
 #include <attn/topk_baselines.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -63,7 +65,7 @@ TEST_CASE("hard_topk: indices of special scores") {
 }
 
 TEST_CASE("hard_topk is a stable sort at every size") {
-  const index_t n = GENERATE(1, 2, 15, 16, 17, 64, 1000, 20000);
+  const index_t n = GENERATE(1, 2, 15, 16, 17, 64, 1000, 20000, 500000);
   random_source random(static_cast<std::uint64_t>(n));
   tensor scores({1, 1, n, 1});
   const bool ties = GENERATE(false, true);
@@ -83,6 +85,24 @@ TEST_CASE("hard_topk is a stable sort at every size") {
     for (std::size_t r = 0; r < indices.size(); ++r)
       wrong += static_cast<double>(indices[r]) != expected.elements()[r];
     CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("hard_topk of many rows: indices are in range, all different, each row its own") {
+  const index_t rows = 24, n = 64, k = GENERATE(1, 33, 64);
+  const tensor scores = uniform_tensor({4, rows / 4, n, 1}, 5, 0, 1);
+  std::vector<index_t> indices(static_cast<std::size_t>(rows * k));
+  attn::hard_topk(attn::bhld(scores.elements().data(), 4, rows / 4, n, 1),
+                  attn::bhld(indices.data(), 4, rows / 4, k, 1));
+  for (index_t r = 0; r < rows; ++r) {
+    const auto row = indices.begin() + r * k;
+    CHECK(std::adjacent_find(row, row + k, std::greater_equal<>()) == row + k);
+    CHECK(*row >= 0);
+    CHECK(row[k - 1] < n);
+    std::vector<index_t> alone(static_cast<std::size_t>(k));
+    attn::hard_topk(attn::bhld(scores.elements().data() + r * n, 1, 1, n, 1),
+                    attn::bhld(alone.data(), 1, 1, k, 1));
+    CHECK(std::equal(alone.begin(), alone.end(), row));
   }
 }
 
