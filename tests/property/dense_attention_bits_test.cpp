@@ -75,6 +75,37 @@ TEMPLATE_TEST_CASE("Place in the tile: rows that are permuted give permuted resu
     }
 }
 
+TEMPLATE_TEST_CASE("Place in the tile, over more keys than are summed in one go", "", float, double,
+                   Eigen::bfloat16) {
+  const auto precision = GENERATE(automatic, strict);
+  const dense_problem p{.n_q = 70, .n_kv = 4500, .d_qk = 20, .d_v = 24, .precision = precision};
+  dense_operands<TestType> straight(p), rotated(p);
+  reference::tensor q = straight.q.values(), k = straight.k.values(), moved = q;
+  make_hard(q, k, {0, 33});
+  for (index_t i = 0; i < p.n_q; ++i) copy_row(q, 0, 0, i, moved, 0, 0, (i + 21) % p.n_q);
+  straight.q.assign(q), rotated.q.assign(moved);
+  straight.k.assign(k), rotated.k.assign(k);
+  attend(straight);
+  attend(rotated);
+  index_t wrong = 0;
+  for (index_t i = 0; i < p.n_q; ++i)
+    wrong += !same_row(straight, 0, 0, i, rotated, 0, 0, (i + 21) % p.n_q);
+  CHECK(wrong == 0);
+  // A window that begins in the second part, at two places of the call.
+  dense_problem longer = p;
+  longer.n_q = p.n_q + 30;
+  dense_operands<TestType> c(longer);
+  reference::tensor more = c.q.values();
+  for (index_t i = 0; i < p.n_q; ++i) copy_row(q, 0, 0, i, more, 0, 0, i + 13);
+  c.q.assign(more), c.k.assign(k), c.v.assign(straight.v.values());
+  attend(straight, attn::window_mask{.left = 1500, .right = 900, .offset = 2600});
+  attend(c, attn::window_mask{.left = 1500, .right = 900, .offset = 2587});
+  wrong = 0;
+  for (index_t i = 0; i < p.n_q; ++i) wrong += !same_row(straight, 0, 0, i, c, 0, 0, i + 13);
+  CHECK(wrong == 0);
+  CHECK(check_dense<TestType>(p));
+}
+
 TEMPLATE_TEST_CASE("Neighbours: zero, huge, infinite, NaN, or with scores that grow for ever", "",
                    float, double) {
   const auto precision = GENERATE(automatic, strict);

@@ -29,6 +29,9 @@ inline constexpr index_t block_chunks = 4, block_keys = block_chunks * chunk_key
 /// for values up to 2e31.
 inline constexpr float largest_sum = 0x1p24f;
 static_assert(block_keys <= key_block, "bias tiles hold a block of the FMA kernel");
+/// Keys after which the output is set aside and summed anew, as in the FMA kernel.
+inline constexpr index_t bank_keys = query_tile<float>::bank_keys;
+static_assert(bank_keys % block_keys == 0);
 
 /// What one thread needs to fold items of a call.
 template <class Arch, score_rule Rule>
@@ -124,7 +127,8 @@ class worker {
     for (query_block& t : tiles_) {
       t.q = memory.take<std::uint16_t>(steps_ * e_.parts_q * part_size);
       t.o = memory.take<float>(panels_ * sums_size);
-      for (float** lanes : {&t.negm, &t.l, &t.l_before, &t.factor})
+      if (c_.n_kv > bank_keys) t.banked = memory.take<float>(panels_ * sums_size);
+      for (float** lanes : {&t.negm, &t.l, &t.l_before, &t.l_lost, &t.factor})
         *lanes = memory.take<float>(tile_rows);
     }
     for (float*& s : scores_) s = memory.take<float>(sums_size);
@@ -207,7 +211,8 @@ class worker {
     }
     // 3. Empty state.
     std::fill_n(t.o, panels_ * sums_size, 0.0f);
-    for (float* lanes : {t.negm, t.l, t.l_before}) std::fill_n(lanes, tile_rows, 0.0f);
+    for (float* lanes : {t.negm, t.l, t.l_before, t.l_lost}) std::fill_n(lanes, tile_rows, 0.0f);
+    t.has_banked = false;
     return t;
   }
 
@@ -356,12 +361,37 @@ class worker {
       rescore(t);
     pending_ = e_.values({weights_at(chunk_.first), values_of(chunk_.first),
                           chunk_.last - chunk_.first, panels_, panel_stride_, t.o, pending_});
-    std::copy_n(t.l, tile_rows, t.l_before);
+    add_sums(t);
+    const index_t end = (chunk_.first / block_chunks + 1) * block_keys;
+    if (end % bank_keys == 0 && end < c_.n_kv) bank(t);
+  }
+
+  // l of the block to l of all, with what earlier additions lost (Kahan).
+  static void add_sums(query_block& t) noexcept {
+    for (index_t r = 0; r < tile_rows; ++r) {
+      const float before = t.l_before[r], more = t.l[r] - t.l_lost[r];
+      t.l_before[r] = before + more;
+      t.l_lost[r] = (t.l_before[r] - before) - more;
+      t.l[r] = 0;
+    }
+  }
+
+  void bank(query_block& t) noexcept {
+    flush();
+    if (t.has_banked)
+      add_banked(t.o, t.banked);
+    else
+      std::swap(t.o, t.banked);
+    t.has_banked = true;
+    std::fill_n(t.o, panels_ * sums_size, 0.0f);
+  }
+  void add_banked(const float* o, float* banked) const noexcept {
+    for (index_t x = 0; x < panels_ * sums_size; ++x) banked[x] += o[x];
   }
 
   // Whether no row has to be done again. One that was NaN before stays as it is.
   [[nodiscard]] static bool in_range(const query_block& t, index_t r) noexcept {
-    return t.l[r] <= largest_sum || t.l_before[r] != t.l_before[r];
+    return t.l_before[r] + t.l[r] <= largest_sum || t.l_before[r] != t.l_before[r];
   }
   [[nodiscard]] static bool sums_in_range(const query_block& t) noexcept {
     bool good = true;
@@ -395,16 +425,19 @@ class worker {
     // 2. What came before in terms of the new maximum.
     for (index_t r = 0; r < t.n_rows; ++r) {
       const float before = t.l_before[r];
-      if (in_range(t, r)) {
-        t.l[r] = before;
-        continue;
-      }
+      const bool keep = in_range(t, r);
+      t.l[r] = 0;
+      if (keep) continue;
       float m = top[static_cast<std::size_t>(r)];
       if (before != 0) m = std::max(m, -t.negm[r]);
       const float factor = before == 0 ? 0.0f : std::exp2(-t.negm[r] - m);
       t.negm[r] = -m;
-      t.l[r] = before * factor;
-      for (index_t c = 0; c < panels_ * step_dims; ++c) t.o[c * tile_rows + r] *= factor;
+      t.l_before[r] *= factor;
+      t.l_lost[r] *= factor;
+      for (index_t c = 0; c < panels_ * step_dims; ++c) {
+        t.o[c * tile_rows + r] *= factor;
+        if (t.has_banked) t.banked[c * tile_rows + r] *= factor;
+      }
     }
     // 3. Weights.
     for (index_t chunk = chunk_.first; chunk < chunk_.last; ++chunk) {
@@ -417,10 +450,11 @@ class worker {
   // 1/l and the lse, after the sink has joined maximum and denominator; 0 and −inf for a row
   // without keys.
   void finish(query_block& t) noexcept {
+    if (t.has_banked) add_banked(t.banked, t.o);
     std::fill_n(t.factor, tile_rows, 0.0f);
     const float sink = c_.sinks.empty() ? -infinity : c_.sinks[static_cast<std::size_t>(h_)];
     for (index_t r = 0; r < t.n_rows; ++r) {
-      const float l = t.l[r], m = -t.negm[r] * ln2;
+      const float l = t.l_before[r], m = -t.negm[r] * ln2;
       const bool empty = l == 0;
       float top = m, scale = 1, total = l;
       if (sink != -infinity) {

@@ -19,11 +19,14 @@ namespace attn::detail::amx {
 /// One tile of 32 queries and what it has seen of its keys.
 struct query_block {
   index_t first_row, n_rows;
-  std::uint16_t* q;       // [steps][parts][1024]
-  float* o;               // [dims][32]
+  std::uint16_t* q;  // [steps][parts][1024]
+  float* o;          // [dims][32]
+  float* banked;     // the same, of earlier keys; only where there are many
+  bool has_banked;
   float* negm;            // [32]  −m in units of ln 2; 0 while a lane has no m
-  float* l;               // [32]
-  float* l_before;        // [32]  l at the start of the block
+  float* l;               // [32]  of the block
+  float* l_before;        // [32]  of the blocks before
+  float* l_lost;          // [32]  what rounding has taken from l_before so far
   float* factor;          // [32]  1/l, at the end
   std::uint32_t waiting;  // lanes that have not met a key yet
   std::uint32_t redo;     // lanes that met numbers that cannot be split

@@ -101,8 +101,14 @@ class backward_fold {
     if (wants_.d_q) {
       const bool whole = run.v0 == 0 && N == t_.ranges.n_vectors;
       if (!t_.has_d_q && !whole) std::fill_n(t_.dqt, d_qk_ * QS, T(0));
-      const tiles::pv_operands<T> kg{
-          g, b_.k + run.first * b_.ldk, b_.ldk, n_keys, d_qk_, t_.dqt + lane, !t_.has_d_q && whole};
+      const tiles::pv_operands<T> kg{g,
+                                     b_.k + run.first * b_.ldk,
+                                     b_.ldk,
+                                     n_keys,
+                                     d_qk_,
+                                     t_.dqt + lane,
+                                     !t_.has_d_q && whole ? tiles::sums_are::stored
+                                                          : tiles::sums_are::continued};
       t_.has_d_q = true;
       if (run.masked && !b_.k_finite)
         tiles::pv_selective<T, Arch, QS>(kg, N);

@@ -82,7 +82,8 @@ __attribute__((noinline)) void scores(const operands<T>& x) noexcept {
   }
 }
 
-// o_r += Σ_j s_rj v_j for N vectors of columns from c; N = 0: the last columns, fewer than W.
+// o_r += Σ_j s_rj v_j for N vectors of columns from c; N = 0: the last columns, fewer than W. The
+// sum starts from 0, so that no chain of additions is longer than a block or the blocks of a chunk.
 template <class T, class Arch, int R, int N>
 ATTN_INLINE void value_columns(const operands<T>& a, index_t c) noexcept {
   using B = simd::batch<T, Arch>;
@@ -90,9 +91,7 @@ ATTN_INLINE void value_columns(const operands<T>& a, index_t c) noexcept {
   T* o = a.o + c;
   B sum[R][vectors];
   ATTN_UNROLL for (int r = 0; r < R; ++r) {
-    ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-      sum[r][x] = simd::load<T, Arch>(o + r * a.ld_o + x * W);
-    }
+    ATTN_UNROLL for (int x = 0; x < vectors; ++x) sum[r][x] = B(T(0));
   }
   const T* v = a.v + c;
   for (index_t j = 0; j < a.n_keys; ++j, v += a.ldv) {
@@ -111,7 +110,8 @@ ATTN_INLINE void value_columns(const operands<T>& a, index_t c) noexcept {
   }
   ATTN_UNROLL for (int r = 0; r < R; ++r) {
     ATTN_UNROLL for (int x = 0; x < vectors; ++x) {
-      sum[r][x].store_aligned(o + r * a.ld_o + x * W);
+      T* out = o + r * a.ld_o + x * W;
+      (simd::load<T, Arch>(out) + sum[r][x]).store_aligned(out);
     }
   }
 }
@@ -133,16 +133,18 @@ void selective_values(const operands<T>& a, int n_rows) noexcept {
   using B = simd::batch<T, Arch>;
   constexpr int W = simd::width<T, Arch>;
   for (int r = 0; r < n_rows; ++r) {
-    T* o = a.o + r * a.ld_o;
-    for (index_t j = 0; j < a.n_keys; ++j) {
-      const T weight = a.s[r * block_keys + j];
-      if (weight == T(0) && std::signbit(weight)) continue;
-      const T* v = a.v + j * a.ldv;
-      for (index_t c = 0; c < a.d_v; c += W) {
-        const B value = c + W <= a.d_v ? simd::load_unaligned<T, Arch>(v + c)
-                                       : simd::load_partial<T, Arch>(v + c, a.d_v - c);
-        simd::multiply_add(B(weight), value, simd::load<T, Arch>(o + c)).store_aligned(o + c);
+    for (index_t c = 0; c < a.d_v; c += W) {
+      B sum(T(0));
+      for (index_t j = 0; j < a.n_keys; ++j) {
+        const T weight = a.s[r * block_keys + j];
+        if (weight == T(0) && std::signbit(weight)) continue;
+        const T* v = a.v + j * a.ldv + c;
+        const B value = c + W <= a.d_v ? simd::load_unaligned<T, Arch>(v)
+                                       : simd::load_partial<T, Arch>(v, a.d_v - c);
+        sum = simd::multiply_add(B(weight), value, sum);
       }
+      T* out = a.o + r * a.ld_o + c;
+      (simd::load<T, Arch>(out) + sum).store_aligned(out);
     }
   }
 }

@@ -95,8 +95,7 @@ class dense_worker {
 
   void carve(scratch_carver& memory) noexcept {
     head_.carve(memory, items_per_head(c_.n_q) <= 1, c_.n_q >= 2 * size::max_rows);
-    scratch_.p = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
-    scratch_.s = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
+    scratch_.template carve<Arch>(memory, c_.d_qk, c_.d_v);
     if (has_bias) {
       scratch_.bias = scratch_.p;
       spare_bias_ = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
@@ -104,16 +103,10 @@ class dense_worker {
     if (Rule::kind != rule_kind::range) {
       staging_ = memory.take<T>(size::max_rows * bias_tile<T>::staging_stride);
     }
-    scratch_.k_padded = memory.take<T>(MR * c_.d_qk);
     rows_ = memory.take<T>(size::max_rows * std::max(c_.d_qk, c_.d_v));
     const index_t wanted = std::min<index_t>(tiles_per_item, (c_.n_q + W - 1) / W);
     for (index_t i = 0; i < wanted; ++i) {
-      query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
-      t.qt = memory.take<T>(size::max_rows * c_.d_qk);
-      t.ot = memory.take<T>(size::max_rows * c_.d_v);
-      for (T** lane : {&t.negm, &t.l, &t.l_before, &t.waiting, &t.lo, &t.hi}) {
-        *lane = memory.take<T>(size::max_rows);
-      }
+      tiles_[static_cast<std::size_t>(i)].template carve<Arch>(memory, c_.d_qk, c_.d_v, c_.n_kv);
     }
   }
 
@@ -123,6 +116,11 @@ class dense_worker {
       look_ahead(k0, first, last);
       block_ = head_.block(k0, seen_end_);
       block_.ahead = &ahead_;
+      if (k0 % query_tile<T>::bank_keys == 0) {
+        for (int i = first; i < last; ++i) {
+          tiles_[static_cast<std::size_t>(i)].template bank<Arch>(c_.d_v);
+        }
+      }
       for (int i = first; i < last; ++i) {
         const key_range any = ranges_[static_cast<std::size_t>(i)].any;
         if (any.begin >= k0 + key_block || any.end <= k0) continue;
@@ -243,9 +241,7 @@ class dense_worker {
       t.any_waiting |= waits;
     }
     // 3. Empty state.
-    std::fill_n(t.l, qs, T(0));
-    std::fill_n(t.negm, qs, T(0));
-    t.has_output = false;
+    t.clear(qs);
   }
 
   // Tile i meets the block at k0.
@@ -358,7 +354,7 @@ class dense_worker {
   void finish(int i) noexcept {
     query_tile<T>& t = tiles_[static_cast<std::size_t>(i)];
     const index_t qs = t.n_vectors * W;
-    if (!t.has_output) std::fill_n(t.ot, c_.d_v * qs, T(0));
+    t.template collect<Arch>(c_.d_v);
     // 1. 1/l and the lse.
     T* factor = t.l_before;
     alignas(64) std::array<T, size::max_rows> lse;

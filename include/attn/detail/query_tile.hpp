@@ -14,8 +14,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include <attn/detail/tile_products.hpp>
 
@@ -39,18 +41,62 @@ struct query_tile {
   T* qt;                      // [d_qk][QS]
   T* ot;                      // [d_v][QS]
   T* negm;                    // [QS]  −m, 0 while a lane has no m
-  T* l;                       // [QS]  Σ exp(s − m)
+  T* l;                       // [QS]  Σ exp(s − m); within a block, of that block
   T* l_before;                // [QS]  l at the start of the block
+  T* l_lost;                  // [QS]  what rounding has taken from l so far
   T* waiting;                 // [QS]  1: a lane that has not met a key yet, else 0
   T* lo;                      // [QS]  allowed keys of each lane, from the start of the block
   T* hi;
   bool any_waiting;
   bool has_output;  // OT has been written
+  T* banked;        // [d_v][QS]  output of earlier keys; only where there are many
+  bool has_banked;
 
-  /// Numbers of T that a tile needs.
+  /// Keys after which OT is set aside and summed anew: together with value_chain no sum has more
+  /// than n_kv / bank_keys terms, 32 or 64.
+  static constexpr index_t bank_keys = 16 * key_block;
+
+  /// Takes its arrays from a scratch_carver.
+  template <class Arch, class Memory>
+  void carve(Memory& memory, index_t d_qk, index_t d_v, index_t n_kv) noexcept {
+    constexpr index_t rows = tile_size<T, Arch>::max_rows;
+    qt = memory.template take<T>(rows * d_qk);
+    ot = memory.template take<T>(rows * d_v);
+    if (n_kv > bank_keys) banked = memory.template take<T>(rows * d_v);
+    for (T** lane : {&negm, &l, &l_before, &l_lost, &waiting, &lo, &hi}) {
+      *lane = memory.template take<T>(rows);
+    }
+  }
+
+  /// Before any key.
+  void clear(index_t lanes) noexcept {
+    for (T* lane : {l, l_lost, negm}) std::fill_n(lane, lanes, T(0));
+    has_output = has_banked = false;
+  }
+
+  /// OT to what is banked.
   template <class Arch>
-  [[nodiscard]] static constexpr index_t size(index_t d_qk, index_t d_v) noexcept {
-    return tile_size<T, Arch>::max_rows * (d_qk + d_v + 6);
+  void bank(index_t d_v) noexcept {
+    if (!has_output) return;
+    if (has_banked) {
+      for (index_t x = 0; x < d_v * n_vectors * simd::width<T, Arch>; x += simd::width<T, Arch>) {
+        (simd::load<T, Arch>(banked + x) + simd::load<T, Arch>(ot + x)).store_aligned(banked + x);
+      }
+    } else {
+      std::swap(banked, ot);
+    }
+    has_banked = true, has_output = false;
+  }
+
+  /// OT is all there is. To be called at the end.
+  template <class Arch>
+  void collect(index_t d_v) noexcept {
+    const bool swap = has_banked;
+    if (swap) bank<Arch>(d_v), std::swap(banked, ot);
+    if (!swap && !has_output) {
+      std::fill_n(ot, d_v * n_vectors * simd::width<T, Arch>, T(0));
+    }
+    has_banked = false, has_output = true;
   }
 };
 
@@ -82,6 +128,15 @@ struct tile_scratch {
   T* bias;  // the same              numbers to add; null without a bias rule. May be p: a
             //                       weight takes the place of its bias, and L1 holds one of them
   T* k_padded;  // [MR][d_qk]
+  T* chain;     // [d_v][QS]    sums over one value_chain, where several runs share it
+
+  template <class Arch, class Memory>
+  void carve(Memory& memory, index_t d_qk, index_t d_v) noexcept {
+    p = memory.template take<T>(block_size<Arch>());
+    s = memory.template take<T>(block_size<Arch>());
+    k_padded = memory.template take<T>(tile_size<T, Arch>::keys * d_qk);
+    chain = memory.template take<T>(tile_size<T, Arch>::max_rows * d_v);
+  }
 
   template <class Arch>
   [[nodiscard]] static constexpr index_t block_size() noexcept {
@@ -117,7 +172,8 @@ class tile_fold {
       all_scores(runs, n_runs);
       rescore(false);
     }
-    for (int r = 0; r < n_runs; ++r) accumulate_values(runs[r]);
+    add_sums();
+    accumulate_values(runs, n_runs);
   }
 
   /// The same where scores pass through `map(s)` first, s: [n_keys][QS], forbidden keys become
@@ -131,7 +187,9 @@ class tile_fold {
     tiles::qk_scores<T, Arch, NR>(a, zero);
     map(w_.s);
     rescore(true);
-    accumulate_values({0, b_.n_keys, 0, NR, true});
+    add_sums();
+    const key_run all{0, b_.n_keys, 0, NR, true};
+    accumulate_values(&all, 1);
   }
 
  private:
@@ -156,7 +214,22 @@ class tile_fold {
   }
 
   void save_sums() noexcept {
-    for (int j = 0; j < QS; j += W) simd::load<T, Arch>(t_.l + j).store_aligned(t_.l_before + j);
+    for (int j = 0; j < QS; j += W) {
+      simd::load<T, Arch>(t_.l + j).store_aligned(t_.l_before + j);
+      B(T(0)).store_aligned(t_.l + j);
+    }
+  }
+
+  // l of the block to l of all, with what earlier additions lost (Kahan): a chain of many equal
+  // sums rounds the same way each time.
+  void add_sums() noexcept {
+    for (int j = 0; j < QS; j += W) {
+      const B before = simd::load<T, Arch>(t_.l_before + j);
+      const B more = simd::load<T, Arch>(t_.l + j) - simd::load<T, Arch>(t_.l_lost + j);
+      const B l = before + more;
+      l.store_aligned(t_.l + j);
+      ((l - before) - more).store_aligned(t_.l_lost + j);
+    }
   }
 
   // Weights of a run into P, sums into l.
@@ -246,7 +319,8 @@ class tile_fold {
     return true;
   }
   [[nodiscard]] auto in_range(int j) const noexcept {
-    const B l = simd::load<T, Arch>(t_.l + j), before = simd::load<T, Arch>(t_.l_before + j);
+    const B before = simd::load<T, Arch>(t_.l_before + j);
+    const B l = before + simd::load<T, Arch>(t_.l + j);
     const B shift = xsimd::abs(simd::load<T, Arch>(t_.negm + j));
     return ((l <= B(largest_sum<T>)) & (shift <= B(largest_shift<T>))) | simd::is_nan(before);
   }
@@ -308,38 +382,88 @@ class tile_fold {
       }
       // 3. What came before in terms of the new m.
       const B scale = xsimd::select(fresh, B(T(0)), simd::exp<T, Arch>(m_before - m));
-      const B l = simd::multiply_add(l_before, scale, sum);
-      xsimd::select(keep, simd::load<T, Arch>(t_.l + j), l).store_aligned(t_.l + j);
+      const B l_lost = simd::load<T, Arch>(t_.l_lost + j);
+      xsimd::select(keep, simd::load<T, Arch>(t_.l + j), sum).store_aligned(t_.l + j);
+      xsimd::select(keep, l_before, l_before * scale).store_aligned(t_.l_before + j);
+      xsimd::select(keep, l_lost, l_lost * scale).store_aligned(t_.l_lost + j);
       xsimd::select(keep, -m_before, -m).store_aligned(t_.negm + j);
-      if (t_.has_output) {
-        const auto unchanged = keep | (m == m_before) | fresh;
-        if (!xsimd::all(unchanged)) {
-          const B factor = xsimd::select(unchanged, B(T(1)), scale);
-          for (index_t c = 0; c < d_v_; ++c) {
-            T* o = t_.ot + c * QS + j;
-            (simd::load<T, Arch>(o) * factor).store_aligned(o);
-          }
-        }
+      const auto unchanged = keep | (m == m_before) | fresh;
+      if (!xsimd::all(unchanged)) {
+        const B factor = xsimd::select(unchanged, B(T(1)), scale);
+        if (t_.has_output) multiply_output(t_.ot + j, factor);
+        if (t_.has_banked) multiply_output(t_.banked + j, factor);
       }
     }
   }
 
-  // OT += V^T P
-  __attribute__((noinline)) void accumulate_values(const key_run& run) noexcept {
-    const bool whole_tile = run.v1 - run.v0 == NR;
-    if (!t_.has_output && !whole_tile) std::fill_n(t_.ot, d_v_ * QS, T(0));
+  void multiply_output(T* o, const B& factor) const noexcept {
+    for (index_t c = 0; c < d_v_; ++c, o += QS) {
+      (simd::load<T, Arch>(o) * factor).store_aligned(o);
+    }
+  }
+
+  // OT += V^T P, value_chain keys at a time. Chains begin at fixed keys of the block, however it is
+  // cut into runs: one that several runs share is summed apart.
+  __attribute__((noinline)) void accumulate_values(const key_run* runs, int n_runs) noexcept {
+    for (index_t first = 0; first < b_.n_keys; first += tiles::value_chain) {
+      // 1. The runs within the chain; neighbours for the same vectors are one.
+      std::array<key_run, tiles::value_chain / MR> parts;
+      std::size_t n = 0;
+      for (int r = 0; r < n_runs; ++r) {
+        key_run run = runs[r];
+        run.first = std::max(run.first, first);
+        run.last = std::min<index_t>(run.last, first + tiles::value_chain);
+        if (run.first >= run.last) continue;
+        key_run* before = n > 0 ? &parts[n - 1] : nullptr;
+        if (before != nullptr && before->last == run.first && before->v0 == run.v0 &&
+            before->v1 == run.v1)
+          before->last = run.last, before->masked |= run.masked;
+        else
+          parts[n++] = run;
+      }
+      if (n == 0) continue;
+      // 2. One for the whole tile goes straight to OT.
+      const bool to_all = parts[0].v0 == 0 && parts[0].v1 == NR;
+      if (n == 1 && to_all) {
+        multiply_values(parts[0], t_.ot,
+                        t_.has_output ? tiles::sums_are::added : tiles::sums_are::stored);
+        t_.has_output = true;
+        continue;
+      }
+      // 3. Several, or for a part of it: into OT if that is empty, else by way of `chain`.
+      T* sum = t_.has_output ? w_.chain : t_.ot;
+      if (!to_all) std::fill_n(sum, d_v_ * QS, T(0));
+      int v0 = NR;
+      for (std::size_t r = 0; r < n; ++r) {
+        multiply_values(parts[r], sum,
+                        r == 0 && to_all ? tiles::sums_are::stored : tiles::sums_are::continued);
+        v0 = std::min(v0, parts[r].v0);
+      }
+      if (t_.has_output) add_chain(v0);
+      t_.has_output = true;
+    }
+  }
+
+  // OT += chain, vectors from v0 on.
+  void add_chain(int v0) noexcept {
+    T* ot = t_.ot;
+    const T* chain = w_.chain;
+    for (index_t c = 0; c < d_v_; ++c, ot += QS, chain += QS) {
+      for (int j = v0 * W; j < QS; j += W) {
+        (simd::load<T, Arch>(ot + j) + simd::load<T, Arch>(chain + j)).store_aligned(ot + j);
+      }
+    }
+  }
+
+  void multiply_values(const key_run& run, T* ot, tiles::sums_are sums) noexcept {
     const tiles::pv_operands<T> a{w_.p + run.first * QS + run.v0 * W,
                                   b_.v + run.first * b_.ldv,
                                   b_.ldv,
                                   run.last - run.first,
                                   d_v_,
-                                  t_.ot + run.v0 * W,
-                                  !t_.has_output && whole_tile};
-    t_.has_output = true;
-    if (run.masked && !b_.v_finite) {
-      tiles::pv_selective<T, Arch, QS>(a, run.v1 - run.v0);
-      return;
-    }
+                                  ot + run.v0 * W,
+                                  sums};
+    if (run.masked && !b_.v_finite) return tiles::pv_selective<T, Arch, QS>(a, run.v1 - run.v0);
     on_vectors(run.v1 - run.v0, [&]<int N>() { tiles::pv<T, Arch, N, QS>(a); });
   }
 

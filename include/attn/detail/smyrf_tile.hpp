@@ -38,17 +38,10 @@ class smyrf_tile {
       : c_(problem), rule_(rule), keys_(keys) {}
 
   void carve(scratch_carver& memory) noexcept {
-    scratch_.p = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
-    scratch_.s = memory.take<T>(tile_scratch<T>::template block_size<Arch>());
+    scratch_.template carve<Arch>(memory, c_.d_qk, c_.d_v);
     scratch_.bias = memory.take<T>(Pairs ? tile_scratch<T>::template block_size<Arch>() : 0);
-    scratch_.k_padded = memory.take<T>(MR * c_.d_qk);
     past_.carve(memory, *c_.plan, c_.removes_duplicates);
-    state_.qt = memory.take<T>(size::max_rows * c_.d_qk);
-    state_.ot = memory.take<T>(size::max_rows * c_.d_v);
-    for (T** lane :
-         {&state_.negm, &state_.l, &state_.l_before, &state_.waiting, &state_.lo, &state_.hi}) {
-      *lane = memory.take<T>(size::max_rows);
-    }
+    state_.template carve<Arch>(memory, c_.d_qk, c_.d_v, 0);  // clusters are short
   }
 
   /// The keys are those of a cluster of key/value head g in this round.
@@ -91,9 +84,7 @@ class smyrf_tile {
     true_maximum_ = true_maximum;
     const index_t n_rows = state_.n_rows;
     ranges_.assign(rule, b_, h_, 0, n_rows, NR, keys_.n, [](index_t) { return false; });
-    std::fill_n(state_.l, NR * W, T(0));
-    std::fill_n(state_.negm, NR * W, T(0));
-    state_.has_output = false;
+    state_.clear(NR * W);
     state_.any_waiting = false;
     for (index_t r = 0; r < NR * W; ++r) {
       const key_range keys = ranges_.lane[static_cast<std::size_t>(r)];
