@@ -6,6 +6,7 @@
 #include "support/rule_operands.hpp"
 
 #include <attn/attention_state.hpp>
+#include <attn/dense_attention_backward.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -210,4 +211,29 @@ TEMPLATE_TEST_CASE("Equal values come out as they are, over any number of keys",
       // The bound of docs/numerics.md for a row of scores that are 0.
       CHECK(worst <= 16 * arithmetic_epsilon<TestType>);
     }
+}
+
+TEMPLATE_TEST_CASE("Equal gradients add up, over many queries", "", float, double) {
+  constexpr index_t n_q = sizeof(TestType) == 4 ? 2000 : 600, n_kv = 2, d = 16;
+  const auto gradient = [](index_t c) {
+    return static_cast<TestType>(0.1 + 0.07 * static_cast<double>(c));
+  };
+  std::vector<TestType> q(n_q * d), out(q), d_out(q), d_q(q), lse(n_q);
+  std::vector<TestType> k(n_kv * d), v(k), d_k(k), d_v(k);
+  for (std::size_t x = 0; x < d_out.size(); ++x) d_out[x] = gradient(static_cast<index_t>(x) % d);
+  const auto rows = [](std::vector<TestType>& x, index_t n, index_t width = 16) {
+    return attn::bhld(x.data(), 1, 1, n, width);
+  };
+  attn::dense_attention(rows(q, n_q), rows(k, n_kv), rows(v, n_kv), rows(out, n_q),
+                        rows(lse, n_q, 1));
+  attn::dense_attention_backward(rows(q, n_q), rows(k, n_kv), rows(v, n_kv), rows(out, n_q),
+                                 rows(lse, n_q, 1), rows(d_out, n_q), rows(d_q, n_q),
+                                 rows(d_k, n_kv), rows(d_v, n_kv));
+  double worst = 0;
+  for (std::size_t x = 0; x < d_v.size(); ++x) {
+    const double right = static_cast<double>(gradient(static_cast<index_t>(x) % d)) * n_q / n_kv;
+    worst = std::max(worst, std::abs(static_cast<double>(d_v[x]) / right - 1));
+  }
+  // The bound of docs/kernels/dense_attention_backward.md, 16 eps (1 + S + |lse|).
+  CHECK(worst / arithmetic_epsilon<TestType> <= 16 * (1 + std::log(static_cast<double>(n_kv))));
 }

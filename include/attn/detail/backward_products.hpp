@@ -142,7 +142,8 @@ __attribute__((noinline)) void score_gradients(const lane_product<T>& operands, 
   });
 }
 
-/// Operands of C += A X: dV from P and dO, dK from G and Q.
+/// Operands of C += A X: dV from P and dO, dK from G and Q. Each sum starts from 0 and is then
+/// added to C: one chain over all queries rounds the same way each time where terms are alike.
 template <class T>
 struct column_product {
   const T* a;  ///< [n_keys][QS], from the first row of the run
@@ -168,7 +169,7 @@ ATTN_INLINE void column_tile(const column_product<T>& p, index_t key, index_t co
   T* c = p.c + key * p.ldc + column;
   B sum[MR][N];
   ATTN_UNROLL for (int r = 0; r < MR; ++r) {
-    ATTN_UNROLL for (int j = 0; j < N; ++j) sum[r][j] = simd::load<T, Arch>(c + r * p.ldc + j * W);
+    ATTN_UNROLL for (int j = 0; j < N; ++j) sum[r][j] = B(T(0));
   }
   for (index_t row = p.n_rows; row > 0; --row, ++a, x += p.ldx) {
     B y[N];
@@ -181,7 +182,10 @@ ATTN_INLINE void column_tile(const column_product<T>& p, index_t key, index_t co
     }
   }
   ATTN_UNROLL for (int r = 0; r < MR; ++r) {
-    ATTN_UNROLL for (int j = 0; j < N; ++j) sum[r][j].store_aligned(c + r * p.ldc + j * W);
+    ATTN_UNROLL for (int j = 0; j < N; ++j) {
+      T* out = c + r * p.ldc + j * W;
+      (simd::load<T, Arch>(out) + sum[r][j]).store_aligned(out);
+    }
   }
 }
 
@@ -214,16 +218,16 @@ __attribute__((noinline)) void columns_selective(const column_product<T>& p) noe
   using B = batch<T, Arch>;
   constexpr int W = tile_size<T, Arch>::width;
   for (index_t key = 0; key < p.n_keys; ++key) {
-    T* c = p.c + key * p.ldc;
-    for (index_t row = 0; row < p.n_rows; ++row) {
-      const T factor = p.a[key * QS + row];
-      if (factor == T(0) && std::signbit(factor)) continue;
-      const T* x = p.x + row * p.ldx;
-      for (index_t column = 0; column < p.columns; column += W) {
-        simd::multiply_add(B(factor), simd::load<T, Arch>(x + column),
-                           simd::load<T, Arch>(c + column))
-            .store_aligned(c + column);
+    for (index_t column = 0; column < p.columns; column += W) {
+      B sum(T(0));
+      for (index_t row = 0; row < p.n_rows; ++row) {
+        const T factor = p.a[key * QS + row];
+        if (factor == T(0) && std::signbit(factor)) continue;
+        const B x = simd::load<T, Arch>(p.x + row * p.ldx + column);
+        sum = simd::multiply_add(B(factor), x, sum);
       }
+      T* c = p.c + key * p.ldc + column;
+      (simd::load<T, Arch>(c) + sum).store_aligned(c);
     }
   }
 }
