@@ -7,17 +7,18 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
 #include <attn/blockwise_attention.hpp>
 
 #include "support/normal_noise.hpp"
+#include "support/thread_clock.hpp"
 
 namespace {
 
 using namespace attn;
+using attn::bench::thread_seconds;
 
 constexpr index_t heads = 2, n = 4096, d = 64;
 
@@ -42,9 +43,9 @@ void compare(benchmark::State& state, index_t block) {
     return tensor_view<float>(x.data(), {chunks, heads, block, d}, {block * d, n * d, d, 1});
   };
   const auto seconds_of = [](const auto& call) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = thread_seconds();
     call();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return thread_seconds() - start;
   };
   double best = 1e30, best_dense = 1e30;
   for (auto _ : state) {

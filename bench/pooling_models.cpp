@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <fstream>
 #include <string>
@@ -22,6 +21,7 @@
 #include "../examples/support/pooling_model.hpp"
 #include "support/heap_meter.hpp"
 #include "support/progress.hpp"
+#include "support/thread_clock.hpp"
 
 namespace {
 
@@ -88,9 +88,7 @@ measured measure(const model_row& m, index_t n_targets, int repeat, int threads)
       return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
           .count();
     }
-    std::timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+    return attn::bench::thread_seconds();
   };
   const pooling_options options{.block = m.block, .encoder_widths = m.kept};
   transformer::pooling_model model(options, 1);

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -32,6 +31,7 @@
 #include <attn/topk_baselines.hpp>
 
 #include "support/progress.hpp"
+#include "support/thread_clock.hpp"
 
 namespace {
 
@@ -80,17 +80,10 @@ struct sample {
   }
 };
 
-// Processor time of this thread, which is all that works here: what other programs take is not in
-// it, other than through the caches.
 [[nodiscard]] double seconds_of(const std::function<void()>& call) {
-  const auto now = [] {
-    std::timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  };
-  const double start = now();
+  const double start = thread_seconds();
   call();
-  return now() - start;
+  return thread_seconds() - start;
 }
 
 [[nodiscard]] double median(std::vector<double> values) {
