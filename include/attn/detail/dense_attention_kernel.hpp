@@ -115,7 +115,6 @@ class dense_worker {
     for (index_t k0 = seen.begin / key_block * key_block; k0 < seen.end; k0 += key_block) {
       look_ahead(k0, first, last);
       block_ = head_.block(k0, seen_end_);
-      block_.ahead = &ahead_;
       if (k0 % query_tile<T>::bank_keys == 0) {
         for (int i = first; i < last; ++i) {
           tiles_[static_cast<std::size_t>(i)].template bank<Arch>(c_.d_v);
@@ -251,7 +250,7 @@ class dense_worker {
     const tile_ranges<T, Arch>& ranges = ranges_[static_cast<std::size_t>(i)];
     const index_t k1 = k0 + block_.n_keys;
     const bool whole = ranges.all_see(k0, k1) && block_.n_keys % MR == 0;
-    tile_fold<T, Arch, NR, has_bias> fold(t, block_, scratch_, c_.d_qk, c_.d_v);
+    tile_fold<T, Arch, NR, has_bias> fold(t, block_, scratch_, c_.d_qk, c_.d_v, &ahead_);
 
     const bool stores_scores =
         c_.softcap != T(0) || Rule::kind == rule_kind::function || true_maximum_;

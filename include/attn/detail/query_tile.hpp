@@ -116,8 +116,7 @@ struct key_value_block {
   const T* v;
   index_t ldv;
   index_t n_keys;
-  lookahead* ahead;  ///< what to prefetch, or null
-  bool v_finite;     ///< false: some value is inf or NaN (only looked at where runs are masked)
+  bool v_finite;  ///< false: some value is inf or NaN (only looked at where runs are masked)
 };
 
 /// Scratch that the tiles of a thread share.
@@ -144,7 +143,7 @@ struct tile_scratch {
   }
 };
 
-template <class T, class Arch, int NR, bool HasBias>
+template <class T, class Arch, int NR, bool HasBias, class Ahead = lookahead>
 class tile_fold {
   using B = simd::batch<T, Arch>;
   using size = tile_size<T, Arch>;
@@ -152,9 +151,11 @@ class tile_fold {
   static constexpr T infinity = std::numeric_limits<T>::infinity();
 
  public:
+  /// `ahead`: what to prefetch meanwhile, or null.
   tile_fold(query_tile<T>& tile, const key_value_block<T>& block, const tile_scratch<T>& scratch,
-            index_t d_qk, index_t d_v) noexcept
-      : t_(tile), b_(block), w_(scratch), bias_(scratch.bias), d_qk_(d_qk), d_v_(d_v) {}
+            index_t d_qk, index_t d_v, Ahead* ahead = nullptr) noexcept
+      : t_(tile), b_(block), w_(scratch), ahead_(ahead), bias_(scratch.bias), d_qk_(d_qk),
+        d_v_(d_v) {}
 
   /// Folds the keys of `runs` into the tile.
   void fold(const key_run* runs, int n_runs) noexcept {
@@ -209,7 +210,6 @@ class tile_fold {
     a.hi = t_.hi + lane;
     if constexpr (HasBias) a.bias = bias_ + row;
     a.k_padded = w_.k_padded;
-    a.ahead = b_.ahead;
     return a;
   }
 
@@ -242,11 +242,11 @@ class tile_fold {
     const qk_operands<T> a = operands(run);
     on_vectors(run.v1 - run.v0, [&]<int N>() {
       if (!run.masked)
-        tiles::qk_softmax<T, Arch, N, QS, masking::none>(a);
+        tiles::qk_softmax<T, Arch, N, QS, masking::none>(a, ahead_);
       else if constexpr (HasBias)
-        tiles::qk_softmax<T, Arch, N, QS, masking::bias>(a);
+        tiles::qk_softmax<T, Arch, N, QS, masking::bias>(a, ahead_);
       else
-        tiles::qk_softmax<T, Arch, N, QS, masking::range>(a);
+        tiles::qk_softmax<T, Arch, N, QS, masking::range>(a, ahead_);
     });
   }
 
@@ -480,6 +480,7 @@ class tile_fold {
   query_tile<T>& t_;
   const key_value_block<T>& b_;
   const tile_scratch<T>& w_;
+  Ahead* ahead_;
   const T* bias_;
   index_t d_qk_, d_v_;
 };

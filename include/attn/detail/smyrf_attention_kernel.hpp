@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 
+#include <attn/detail/row_lookahead.hpp>
 #include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_far_field.hpp>
 #include <attn/detail/smyrf_gather.hpp>
@@ -58,14 +59,14 @@ class smyrf_worker {
     enter_head(b, g);
     keys_.gather(plan_, b, g, r, c, k_, v_, far);
     tile_.enter_cluster(b, g, r);
+    look_ahead(b, g, r, c, result);
     const index_t first = plan_.begin(q_length_, c), end = plan_.begin(q_length_, c + 1);
     for (index_t h = g * plan_.group(); h < (g + 1) * plan_.group(); ++h) {
       const row_source<T> q = c_.q(b, h);
       const index_t* queries = plan_.queries(b, h, r) + first;
       smyrf_for_tiles<size::width>(end - first, [&](index_t i, index_t rows, int nr) {
         tile_.load(h, q, queries + i, rows, nr, rows_);
-        prefetch_results(queries + i, rows, result(h));
-        tile_.fold(false);
+        tile_.fold(false, &ahead_);
         merge(queries + i, result(h), overwrite);
       });
     }
@@ -99,6 +100,9 @@ class smyrf_worker {
     keys_.carve(memory, plan_, c_.d_qk, c_.d_v, c_.far_field);
     tile_.carve(memory);
     rows_ = memory.take<T>(size::max_rows * std::max(c_.d_qk, c_.d_v));
+    const index_t most_queries = (c_.n_q + plan_.clusters - 1) / plan_.clusters;
+    ahead_.carve(memory,
+                 2 * (plan_.group() * most_queries + smyrf_keys<T, Arch>::most_keys(plan_)));
   }
 
   void enter_head(index_t b, index_t g) noexcept {
@@ -109,12 +113,39 @@ class smyrf_worker {
     q_length_ = plan_.q_length(b), k_length_ = plan_.k_length(b);
   }
 
-  // The rows that the tile will be merged into.
-  void prefetch_results(const index_t* queries, index_t n_rows,
-                        const smyrf_result<T>& result) const noexcept {
-    for (index_t r = 0; r < n_rows; ++r) {
-      prefetch_row(result.out + queries[r] * result.stride, c_.d_v);
+  // What to prefetch while cluster c is computed: the rows that its tiles are merged into, and the
+  // operands of the next cluster, which would otherwise arrive from L3 one miss after the other.
+  template <class Result>
+  void look_ahead(index_t b, index_t g, index_t r, index_t c, const Result& result) noexcept {
+    ahead_.clear(static_cast<index_t>(sizeof(T)) * std::max(c_.d_qk, c_.d_v));
+    const bool last_of_round = c + 1 == plan_.clusters;
+    const index_t next_c = last_of_round ? 0 : c + 1, next_r = last_of_round ? r + 1 : r;
+    const bool has_next = next_r < plan_.rounds;
+    const auto add_queries = [&](index_t h, index_t round, index_t cluster, const T* rows,
+                                 index_t stride) {
+      const index_t first = plan_.begin(q_length_, cluster);
+      ahead_.add(rows, stride, plan_.queries(b, h, round) + first,
+                 plan_.begin(q_length_, cluster + 1) - first);
+    };
+    for (index_t h = g * plan_.group(); h < (g + 1) * plan_.group(); ++h) {
+      const smyrf_result<T> rows = result(h);
+      add_queries(h, r, c, rows.out, rows.stride);
     }
+    if (has_next) {
+      const index_t first = plan_.begin(k_length_, next_c);
+      const index_t n = plan_.begin(k_length_, next_c + 1) - first;
+      const index_t* list = plan_.keys(b, g, next_r) + first;
+      ahead_.add(k_.direct, k_.row_stride, list, n);
+      ahead_.add(v_.direct, v_.row_stride, list, n);
+      for (index_t h = g * plan_.group(); h < (g + 1) * plan_.group(); ++h) {
+        const row_source<T> q = c_.q(b, h);
+        add_queries(h, next_r, next_c, q.direct, q.row_stride);
+      }
+    }
+    // The first group of keys of a tile has a product of its own (query_tile.hpp, anchor).
+    const index_t n_queries = plan_.begin(q_length_, c + 1) - plan_.begin(q_length_, c);
+    const index_t n_tiles = (n_queries + size::max_rows - 1) / size::max_rows;
+    ahead_.spread_over(plan_.group() * n_tiles * (keys_.n / size::keys - 1));
   }
 
   // The tile's (lse, out) into the rows' own.
@@ -130,7 +161,7 @@ class smyrf_worker {
     };
     into_rows(any ? &overflow : nullptr, false);
     if (!any) return;
-    tile_.fold(true);
+    tile_.fold(true, nullptr);
     into_rows(&overflow, true);
   }
 
@@ -153,6 +184,7 @@ class smyrf_worker {
   row_source<T> k_{}, v_{};
   smyrf_keys<T, Arch> keys_;
   smyrf_tile<T, Arch, Kind, Pairs> tile_;
+  row_lookahead ahead_;
   T* rows_ = nullptr;
 };
 

@@ -9,13 +9,6 @@
 
 namespace attn::detail {
 
-/// Asks for a row of d numbers.
-template <class T>
-ATTN_INLINE void prefetch_row(const T* x, index_t d) noexcept {
-  constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
-  for (index_t c = 0; c < d; c += line) __builtin_prefetch(x + c, 0, 2);
-}
-
 /// out = row
 template <class T, class Arch>
 ATTN_INLINE void copy_row(const T* row, index_t d, T* out) noexcept {

@@ -181,10 +181,21 @@ class smyrf_hasher {
   void store(const tile& t, const head_rows& rows, index_t first, index_t n) const noexcept {
     std::copy_n(t.norm2(), n, rows.norm2 + first);
     if (stride_ == 0) return;
+    // random_projection::narrow_product
+    using B = simd::batch<double, Arch>;
+    constexpr index_t W = simd::width<double, Arch>;
+    const B highest(static_cast<double>(std::numeric_limits<float>::max()));
+    const B nan(std::numeric_limits<double>::quiet_NaN());
     for (index_t r = 0; r < kept_; ++r) {
       const double* p = t.product(r);
       float* out = rows.product + r * rows.n + first;
-      for (index_t i = 0; i < n; ++i) out[i] = random_projection::narrow_product(p[i]);
+      index_t i = 0;
+      for (; i + W <= n; i += W) {
+        const B x = simd::load<double, Arch>(p + i);
+        const B narrow = xsimd::min(xsimd::max(x, -highest), highest);
+        simd::narrow<Arch>(xsimd::select(x - x == B(0.0), narrow, nan), out + i);
+      }
+      for (; i < n; ++i) out[i] = random_projection::narrow_product(p[i]);
     }
   }
 

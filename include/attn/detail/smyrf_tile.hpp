@@ -8,6 +8,7 @@
 #include <limits>
 
 #include <attn/detail/query_tile.hpp>
+#include <attn/detail/row_lookahead.hpp>
 #include <attn/detail/score_bias.hpp>
 #include <attn/detail/scratch_carver.hpp>
 #include <attn/detail/smyrf_gather.hpp>
@@ -62,9 +63,10 @@ class smyrf_tile {
     past_.enter_tile(b_, h, list, n_rows, qs);
   }
 
-  /// From an empty state over the cluster's keys. With `true_maximum` no weight is above 1, but it
-  /// takes longer.
-  void fold(bool true_maximum) noexcept {
+  /// From an empty state over the cluster's keys; `ahead` is what to prefetch, or null. With
+  /// `true_maximum` no weight is above 1, but it takes longer.
+  void fold(bool true_maximum, row_lookahead* ahead) noexcept {
+    ahead_ = ahead;
     switch (state_.n_vectors) {
     case 3:
       return fold_keys<3>(true_maximum);
@@ -110,9 +112,10 @@ class smyrf_tile {
     const bool per_pair = Kind != rule_kind::range || drops_pairs();
     const bool plain = !per_pair && ranges_.all_see(k0, k0 + n);
     const T* k = keys_.k + k0 * c_.d_qk;
-    const key_value_block<T> block{k, c_.d_qk, keys_.v + k0 * c_.d_v,         c_.d_v,
-                                   n, nullptr, plain || keys_.values_finite()};
-    tile_fold<T, Arch, NR, Pairs> fold(state_, block, scratch_, c_.d_qk, c_.d_v);
+    const key_value_block<T> block{k,      c_.d_qk, keys_.v + k0 * c_.d_v,
+                                   c_.d_v, n,       plain || keys_.values_finite()};
+    tile_fold<T, Arch, NR, Pairs, row_lookahead> fold(state_, block, scratch_, c_.d_qk, c_.d_v,
+                                                      ahead_);
 
     bias_tile<T> pairs{scratch_.bias, nullptr, NR * W, b_, h_, 0, state_.n_rows, k0, n};
     if constexpr (Pairs) {
@@ -194,9 +197,8 @@ class smyrf_tile {
       std::fill_n(scratch_.bias + f * qs, qs, keys_.far_log_count[f]);
     }
     std::fill_n(scratch_.bias + keys_.n_far * qs, MR * qs, -infinity);
-    const key_value_block<T> block{keys_.far_k, c_.d_qk, keys_.far_v, c_.d_v,
-                                   keys_.n_far, nullptr, true};
-    tile_fold<T, Arch, NR, Pairs> fold(state_, block, scratch_, c_.d_qk, c_.d_v);
+    const key_value_block<T> block{keys_.far_k, c_.d_qk, keys_.far_v, c_.d_v, keys_.n_far, true};
+    tile_fold<T, Arch, NR, Pairs, row_lookahead> fold(state_, block, scratch_, c_.d_qk, c_.d_v);
     if (c_.softcap != T(0) || true_maximum_) {
       return fold.fold_mapped([&](T* s) {
         cap_scores(s, keys_.n_far * qs);
@@ -216,6 +218,7 @@ class smyrf_tile {
   index_t b_ = 0, h_ = 0;
   const index_t* queries_ = nullptr;
   bool true_maximum_ = false;
+  row_lookahead* ahead_ = nullptr;
   smyrf_past<T, Arch> past_;
   tile_ranges<T, Arch> ranges_;
   query_tile<T> state_{};

@@ -61,7 +61,6 @@ struct qk_operands {
   const T* hi;        ///< [QS]
   const T* bias;      ///< [n_keys][QS]
   T* k_padded;        ///< [MR][d], for the last rows where n_keys is no multiple of MR
-  lookahead* ahead;   ///< what to prefetch, or null
 };
 
 namespace tiles {
@@ -73,9 +72,9 @@ using batch = simd::batch<T, Arch>;
 inline constexpr int steps_per_line = 4;
 
 // s[r][j] += Σ_c k[r][c] qt[c][j]
-template <class T, class Arch, int MR, int N, int QS, bool Prefetch>
+template <class T, class Arch, int MR, int N, int QS, bool Prefetch, class Run = line_run>
 ATTN_INLINE void accumulate_scores(batch<T, Arch> (&s)[MR][N], const T* qt, const T* k, index_t ldk,
-                                   index_t d, line_run ahead) noexcept {
+                                   index_t d, Run ahead) noexcept {
   constexpr int W = tile_size<T, Arch>::width;
   // Two base pointers reach 8 rows with the scaled addressing of x86.
   const T* k4 = k + (MR > 4 ? 4 : 0) * ldk;
@@ -99,9 +98,9 @@ ATTN_INLINE void accumulate_scores(batch<T, Arch> (&s)[MR][N], const T* qt, cons
 
 // MR keys: scores, minus the running maximum, exp, row sums. Subtracting m costs nothing: the
 // accumulators start from −m.
-template <class T, class Arch, int N, int QS, masking M>
-ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ldk,
-                                 index_t i) noexcept {
+template <class T, class Arch, int N, int QS, masking M, class Ahead>
+ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ldk, index_t i,
+                                 Ahead* ahead) noexcept {
   using B = batch<T, Arch>;
   constexpr int MR = tile_size<T, Arch>::keys, W = tile_size<T, Arch>::width;
   B s[MR][N];
@@ -109,8 +108,9 @@ ATTN_INLINE void qk_softmax_tile(const qk_operands<T>& a, const T* k, index_t ld
     const B negm = simd::load<T, Arch>(a.negm + j * W);
     ATTN_UNROLL for (int r = 0; r < MR; ++r) s[r][j] = negm;
   }
-  const line_run ahead = a.ahead != nullptr ? a.ahead->next(a.d / steps_per_line) : line_run{};
-  accumulate_scores<T, Arch, MR, N, QS, true>(s, a.qt, k, ldk, a.d, ahead);
+  using run = decltype(ahead->next(0));
+  const run lines = ahead != nullptr ? ahead->next(a.d / steps_per_line) : run{};
+  accumulate_scores<T, Arch, MR, N, QS, true>(s, a.qt, k, ldk, a.d, lines);
   ATTN_UNROLL for (int j = 0; j < N; ++j) {
     B sum[2];
     ATTN_UNROLL for (int r = 0; r < MR; ++r) {
@@ -151,20 +151,20 @@ const T* pad_keys(const qk_operands<T>& a, index_t first) noexcept {
   return a.k_padded;
 }
 
-// One run of keys through qk_softmax_tile.
-template <class T, class Arch, int N, int QS, masking M>
-__attribute__((noinline)) void qk_softmax(const qk_operands<T>& operands) noexcept {
+// One run of keys through qk_softmax_tile. `ahead`: what to prefetch meanwhile, or null.
+template <class T, class Arch, int N, int QS, masking M, class Ahead>
+__attribute__((noinline)) void qk_softmax(const qk_operands<T>& operands, Ahead* ahead) noexcept {
   // A copy, whose address nobody has: vector stores may alias anything, so that the fields behind
   // the reference would be loaded again after each of them.
   const qk_operands<T> a = operands;
   constexpr int MR = tile_size<T, Arch>::keys;
   index_t i = 0;
   for (; i + MR <= a.n_keys; i += MR) {
-    qk_softmax_tile<T, Arch, N, QS, M>(a, a.k + i * a.ldk, a.ldk, i);
+    qk_softmax_tile<T, Arch, N, QS, M>(a, a.k + i * a.ldk, a.ldk, i, ahead);
   }
   if constexpr (M != masking::none) {
     if (i < a.n_keys) {
-      qk_softmax_tile<T, Arch, N, QS, M>(a, pad_keys<T, Arch>(a, i), a.d, i);
+      qk_softmax_tile<T, Arch, N, QS, M>(a, pad_keys<T, Arch>(a, i), a.d, i, ahead);
     }
   }
 }

@@ -28,4 +28,26 @@ ATTN_INLINE batch<double, Arch> widen(const float* p) noexcept {
   return load<double, Arch>(lanes);
 }
 
+/// The doubles of a batch, rounded to nearest, as W floats at any address.
+template <class Arch>
+ATTN_INLINE void narrow(const batch<double, Arch>& x, float* p) noexcept {
+#if defined(__AVX512F__)
+  if constexpr (is_avx512<Arch>) return _mm256_storeu_ps(p, _mm512_cvtpd_ps(x));
+#endif
+#if defined(__AVX__)
+  if constexpr (is_avx<Arch>) return _mm_storeu_ps(p, _mm256_cvtpd_ps(x));
+#endif
+#if defined(__SSE2__)
+  if constexpr (is_sse<Arch>) {
+    return _mm_store_sd(reinterpret_cast<double*>(p), _mm_castps_pd(_mm_cvtpd_ps(x)));
+  }
+#endif
+#if defined(__aarch64__)
+  if constexpr (is_neon64<Arch>) return vst1_f32(p, vcvt_f32_f64(x));
+#endif
+  alignas(64) double lanes[width<double, Arch>];
+  x.store_aligned(lanes);
+  for (int i = 0; i < width<double, Arch>; ++i) p[i] = static_cast<float>(lanes[i]);
+}
+
 }  // namespace attn::simd
