@@ -121,7 +121,7 @@ ATTN_INLINE batch<T, Arch> where_allowed(const batch<T, Arch>& p,
   const auto forbidden = simd::to_bits<T, Arch>(batch<T, Arch>(T(-0.0)));
   const auto bits = simd::to_bits<T, Arch>(x + batch<T, Arch>(T(0)));
   return simd::from_bits<T, Arch>(
-      xsimd::select(simd::to_bits<T, Arch>(p) == forbidden, forbidden, bits));
+      simd::select_bits<T, Arch>(simd::to_bits<T, Arch>(p) == forbidden, forbidden, bits));
 }
 
 // G of one run; operands.start is −D. `slope` [n_keys][QS] multiplies it, null is 1 (Masked alone).

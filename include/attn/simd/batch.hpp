@@ -144,6 +144,23 @@ ATTN_INLINE batch<T, Arch> from_bits(const batch<bits_t<T>, Arch>& x) noexcept {
 #endif
 }
 
+/// a where `which`, else b. xsimd 8.1's own does not compile with AVX-512 and -O0.
+template <class T, class Arch, class Which>
+ATTN_INLINE batch<bits_t<T>, Arch> select_bits(const Which& which, const batch<bits_t<T>, Arch>& a,
+                                               const batch<bits_t<T>, Arch>& b) noexcept {
+#if defined(__AVX512F__)
+  if constexpr (is_avx512<Arch> && sizeof(T) == 4) {
+    return _mm512_mask_blend_epi32(static_cast<__mmask16>(which.data), b, a);
+  } else if constexpr (is_avx512<Arch>) {
+    return _mm512_mask_blend_epi64(static_cast<__mmask8>(which.data), b, a);
+  } else {
+    return xsimd::select(which, a, b);
+  }
+#else
+  return xsimd::select(which, a, b);
+#endif
+}
+
 /// The same number, of which the compiler knows nothing: keeps it from unrolling or rescheduling a
 /// loop. Inner products written as loops of an opaque trip count of 4 are as fast as unrolled by
 /// hand and, unlike that, fast with every compiler (clang 19 spilled: 41-65% of the peak).
