@@ -32,7 +32,7 @@ make_weights_problem(std::string_view function, const tensor_view<Q>& q, const t
                 "attn computes with float, double, Eigen::half and Eigen::bfloat16");
   static_assert(std::is_same_v<T, simd::compute_t<K>>, "q and k: both double, or none");
   check_qkv(function, q, k, k);  // there are no values: k stands in and fits itself
-  check_options(function, options, q.extent(1));
+  check_options<T>(function, options, q.extent(1));
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
   return {
       .n_batch = q.extent(0),

@@ -22,10 +22,12 @@ enum class precision_mode {
 ///
 /// A score goes through: scale, softcap, score rule; then the softmax.
 struct dense_options {
-  /// Factor of q·k; absent is 1/sqrt(d_qk). Any finite number.
+  /// Factor of q·k; absent is 1/sqrt(d_qk). Any number that is finite in float (double for double
+  /// tensors).
   std::optional<double> scale = {};
 
-  /// c > 0 replaces a score s by c·tanh(s/c), which lies in [−c, c]; 0 is off.
+  /// c > 0 replaces a score s by c·tanh(s/c), which lies in [−c, c]; 0 is off. From 1.2e-38 to 1e31
+  /// (double tensors: 2.3e-308 to 9.9e291): beyond, 1/c or s/c would underflow.
   double softcap = 0;
 
   /// One logit per query head, or none: it joins the maximum and the denominator of every row of

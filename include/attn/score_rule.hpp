@@ -311,8 +311,9 @@ struct alibi_bias {
   [[nodiscard]] constexpr S operator()(S score, index_t, index_t h, index_t i,
                                        index_t j) const noexcept {
     const index_t distance = detail::saturating_add(detail::saturating_add(i, offset), -j);
-    const S far = static_cast<S>(distance < 0 ? -distance : distance);
-    return score - static_cast<S>(slopes[static_cast<std::size_t>(h)]) * far;
+    // As a number first: the smallest index_t has no positive counterpart.
+    const S far = static_cast<S>(distance);
+    return score - static_cast<S>(slopes[static_cast<std::size_t>(h)]) * (far < 0 ? -far : far);
   }
   [[nodiscard]] constexpr key_range keys(index_t, index_t, index_t, index_t n_kv) const noexcept {
     return {0, n_kv};

@@ -214,7 +214,7 @@ struct power_scorer {
     detail::check_disjoint(function, "scores", out, "q", qs);
     detail::check_disjoint(function, "scores", out, "k", ks);
     detail::check_disjoint(function, "scores", out, "lse", ls);
-    detail::check_options(function, options, n_heads);
+    detail::check_options<T>(function, options, n_heads);
     rule.check(function, attention_shape{qs.extent(0), n_heads, qs.extent(2), ks.extent(2)});
 
     const detail::power_problem<T> problem{

@@ -262,6 +262,14 @@ TEST_CASE("Options") {
         "dense_attention: softcap is inf, expected 0 (off) or a positive number");
   CHECK(x.option_error(attn::no_mask{}, {.softcap = std::nan("")}) ==
         "dense_attention: softcap is nan, expected 0 (off) or a positive number");
+  // In double these would do; in float they are infinite, 0, or 1/softcap is.
+  CHECK(x.option_error(attn::no_mask{}, {.scale = -1e300}) ==
+        "dense_attention: scale is -1e+300, expected at most 3.40282e+38 in size (float)");
+  for (const double softcap : {1e-46, 1e-39, 2e31, 3e38, 1e300}) {
+    CAPTURE(softcap);
+    CHECK(x.option_error(attn::no_mask{}, {.softcap = softcap})
+              .ends_with("expected 0 (off) or 1.17549e-38 to 1.01412e+31 (float)"));
+  }
   CHECK(x.error<attn::shape_error>(attn::no_mask{}, {.sinks = three}) ==
         "dense_attention: sinks has 3 elements, expected 4 (heads of q)");
   CHECK(x.error<attn::shape_error>(attn::no_mask{}, {.sinks = five}) ==

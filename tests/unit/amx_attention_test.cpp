@@ -196,6 +196,30 @@ TEST_CASE("Queries, keys and values that no three parts of bfloat16 can hold") {
   }
 }
 
+TEST_CASE("Values that overflow with weights above 1, but not on average") {
+  const auto mode =
+      GENERATE(precision_mode::automatic, precision_mode::bf16x3, precision_mode::bf16);
+  const double huge = GENERATE(1e33, 3e38);
+  dense_problem p{.n_q = 130, .n_kv = 260, .d_qk = 24, .d_v = 40, .deviation = 5};
+  p.precision = mode;
+  INFO(p);
+  CAPTURE(huge);
+  dense_operands<float> x(p);
+  reference::tensor v = x.v.values();
+  v(0, 0, 100, 3) = huge;
+  v(0, 0, 200, 17) = -huge;
+  if (GENERATE(false, true)) v(0, 0, 50, 0) = infinity;
+  x.v.assign(v);
+  attend(x);
+  const reference::tensor out = x.out.values(), e = x.expected().out;
+  for (index_t i = 0; i < p.n_q; ++i) {
+    for (index_t c = 1; c < p.d_v; ++c) {
+      const double error = std::abs(out(0, 0, i, c) - e(0, 0, i, c));
+      CHECK(error <= 0.3 * std::abs(e(0, 0, i, c)) + 0.5);
+    }
+  }
+}
+
 TEST_CASE("bfloat16 operands: as exact as float, or with weights of 8 bits") {
   const dense_problem p{
       .n_heads = 2, .n_kv_heads = 1, .n_q = 100, .n_kv = 300, .d_qk = 64, .d_v = 64};

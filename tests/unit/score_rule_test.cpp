@@ -180,6 +180,12 @@ TEST_CASE("alibi_bias: −slope · distance") {
   const index_t offset = GENERATE(0, 4, -9);
   CHECK(disagreements(attn::alibi_bias{slopes, offset},
                       reference::alibi_bias({0.5, 0.25, 2.0}, offset)) == 0);
+
+  // The largest distances there are.
+  constexpr index_t lowest = std::numeric_limits<index_t>::min();
+  const attn::alibi_bias before{slopes, lowest}, after{slopes, std::numeric_limits<index_t>::max()};
+  CHECK(before(0.0f, 0, 0, 0, 7) == -0.5f * 0x1p63f);
+  CHECK(after(0.0f, 0, 0, 7, 0) == -0.5f * 0x1p63f);
 }
 
 TEST_CASE("score_rule_fn: any function, called with the score's type") {

@@ -25,9 +25,9 @@ namespace attn::detail::amx {
 inline constexpr int tiles_per_item = 8;
 inline constexpr index_t item_rows = tiles_per_item * tile_rows;
 inline constexpr index_t block_chunks = 4, block_keys = block_chunks * chunk_keys;
-/// Where l leaves the range in which m serves as the maximum: o, which grows like l, stays finite
-/// for values up to 2e31.
-inline constexpr float largest_sum = 0x1p24f;
+/// Where l leaves the range in which m serves as the maximum. o grows like l: rows that meet larger
+/// values than largest_value might overflow where their average does not, so they are redone.
+inline constexpr float largest_sum = 0x1p24f, largest_value = 0x1p103f;
 static_assert(block_keys <= key_block, "bias tiles hold a block of the FMA kernel");
 /// Keys after which the output is set aside and summed anew, as in the FMA kernel. Weights of three
 /// parts are for float quality: with 2048 the error of flat softmaxes over 4096 keys is up to 1.4
@@ -158,12 +158,14 @@ class worker {
     out_ = c_.out(b, h);
   }
 
-  // Up to 32 rows as floats. Those that cannot be split are 0 and in `bad`; or, if `holes` is given
-  // and only infinities and NaN stand in the way, these alone are 0 and the row is in `holes`.
+  // Up to 32 rows as floats. Those that cannot be split are 0 and in `bad`; or, of values, for
+  // which `holes` is given, if only infinities and NaN stand in the way, these alone are 0 and the
+  // row is in `holes`.
   [[nodiscard]] row_block read(const row_source<float>& source, index_t first, index_t n,
                                index_t columns, float factor, std::uint32_t& bad,
                                std::uint32_t* holes = nullptr) noexcept {
-    row_block x{rows_, columns, n, columns, factor};
+    const float limit = holes == nullptr ? simd::amx::largest_split : largest_value;
+    row_block x{rows_, columns, n, columns, factor, limit};
     if (source.direct != nullptr)
       x.rows = source.direct + first * source.row_stride, x.ld = source.row_stride;
     else

@@ -13,11 +13,13 @@
 
 namespace attn::detail::amx {
 
-/// Up to 32 rows, `ld` apart, that are multiplied by `factor`.
+/// Up to 32 rows, `ld` apart, that are multiplied by `factor`; numbers beyond `limit` have no place
+/// on tiles.
 struct row_block {
   const float* rows;
   index_t ld, n_rows, columns;
   float factor;
+  float limit;
 };
 
 // Rows [first, last) hold nothing but numbers that can be split.
@@ -36,7 +38,7 @@ ATTN_AMX_INLINE bool splittable(const row_block& x, index_t first, index_t last)
       check.see(simd::amx::multiply(simd::amx::load_lanes(row + c, tail), factor));
     }
   }
-  return check.good();
+  return check.good(x.limit);
 }
 
 /// Bit r: row r holds a number that cannot be split (infinite, NaN, too large or too small).

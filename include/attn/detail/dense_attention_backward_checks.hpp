@@ -79,7 +79,7 @@ void dense_attention_backward_checked(std::string_view function, const tensor_vi
                                       const R& rule, const dense_options& options, context& ctx) {
   using T = simd::compute_t<Q>;
   check_gradients(function, q, k, v, out, lse, d_out, d_q, d_k, d_v);
-  check_options(function, options, q.extent(1));
+  check_options<T>(function, options, q.extent(1));
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
 
   const dense_backward_problem<T> problem{

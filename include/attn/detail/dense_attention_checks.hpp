@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
+#include <string>
 #include <string_view>
+#include <type_traits>
 
 #include <attn/detail/amx_attention.hpp>
 #include <attn/detail/checks.hpp>
@@ -50,13 +53,34 @@ void check_output(std::string_view function, std::string_view argument, const te
   check_extent(function, argument, out, 3, dim, dim_reason);
 }
 
-inline void check_options(std::string_view function, const dense_options& options,
-                          index_t n_heads) {
+/// The softcaps c that T computes: c and 1/c are normal numbers, and what a score loses to
+/// underflow in s/c stays below eps.
+template <class T>
+inline constexpr double smallest_softcap = static_cast<double>(std::numeric_limits<T>::min());
+template <class T>
+inline constexpr double
+    largest_softcap = static_cast<double>(std::numeric_limits<T>::epsilon()) / smallest_softcap<T>;
+
+/// Options of a call that computes in T.
+template <class T>
+void check_options(std::string_view function, const dense_options& options, index_t n_heads) {
+  constexpr auto largest = static_cast<double>(std::numeric_limits<T>::max());
+  const std::string type = std::is_same_v<T, float> ? " (float)" : " (double)";
   if (options.scale && !std::isfinite(*options.scale)) {
     raise_option(function, "scale", to_text(*options.scale), "a finite number");
   }
-  if (!std::isfinite(options.softcap) || options.softcap < 0) {
-    raise_option(function, "softcap", to_text(options.softcap), "0 (off) or a positive number");
+  if (options.scale && std::abs(*options.scale) > largest) {
+    raise_option(function, "scale", to_text(*options.scale),
+                 "at most " + to_text(largest) + " in size" + type);
+  }
+  const double cap = options.softcap;
+  if (!std::isfinite(cap) || cap < 0) {
+    raise_option(function, "softcap", to_text(cap), "0 (off) or a positive number");
+  }
+  if (cap != 0 && (cap < smallest_softcap<T> || cap > largest_softcap<T>)) {
+    raise_option(function, "softcap", to_text(cap),
+                 "0 (off) or " + to_text(smallest_softcap<T>) + " to " +
+                     to_text(largest_softcap<T>) + type);
   }
   if (!options.sinks.empty()) {
     check_count(function, "sinks", options.sinks, n_heads, "heads of q");
@@ -95,7 +119,7 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
     check_disjoint(function, "lse", lse, "v", v);
     check_disjoint(function, "lse", lse, "out", out);
   }
-  check_options(function, options, q.extent(1));
+  check_options<T>(function, options, q.extent(1));
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
 
   const dense_problem<T> problem{

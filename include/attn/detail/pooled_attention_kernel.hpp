@@ -68,7 +68,7 @@ void check_pooled(std::string_view function, const tensor_view<Q>& q, const tens
   check_tournament_length(function, scores);
   check_topk_strength(function, pooling);
   check_topk_lengths(function, pooling.lengths, k.extent(0), k.extent(2), slots);
-  check_options(function, options, q.extent(1));
+  check_options<simd::compute_t<Q>>(function, options, q.extent(1));
 }
 
 template <class Arch, class Q, class K, class V, class S, class O, class L>

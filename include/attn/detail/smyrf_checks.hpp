@@ -80,7 +80,8 @@ void check_smyrf_options(std::string_view function, const smyrf_options& options
   if (options.rounds < 1) {
     raise_option(function, "rounds", std::to_string(options.rounds), "at least 1");
   }
-  check_options(function, dense_options{.scale = options.scale, .softcap = options.softcap}, 0);
+  check_options<simd::compute_t<Q>>(
+      function, dense_options{.scale = options.scale, .softcap = options.softcap}, 0);
   check_smyrf_lengths(function, "query_lengths", options.query_lengths, q.extent(0), n_q,
                       "length of q");
   check_smyrf_lengths(function, "key_lengths", options.key_lengths, q.extent(0), n_kv,

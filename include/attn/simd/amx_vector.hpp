@@ -109,9 +109,9 @@ struct split_check {
     smallest =
         _mm512_maskz_min_epu32(every_word, smallest, _mm512_add_epi32(u, _mm512_set1_epi32(-1)));
   }
-  [[nodiscard]] ATTN_AMX_INLINE bool good() const noexcept {
+  [[nodiscard]] ATTN_AMX_INLINE bool good(float limit) const noexcept {
     const words low = _mm512_set1_epi32(std::bit_cast<int>(smallest_split) - 1);
-    const words high = _mm512_set1_epi32(std::bit_cast<int>(largest_split));
+    const words high = _mm512_set1_epi32(std::bit_cast<int>(limit));
     return (_mm512_cmplt_epu32_mask(smallest, low) | _mm512_cmpgt_epu32_mask(largest, high)) == 0;
   }
 };
