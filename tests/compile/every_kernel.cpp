@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Every kernel once, to see that a build without optimisation compiles: intrinsics are macros there,
-// which take less than the functions they are otherwise.
+// Every kernel once, to see that a build without optimisation compiles: intrinsics are macros
+// there, which take less than the functions they are otherwise.
 #include <vector>
 
 #include <attn/attn.hpp>

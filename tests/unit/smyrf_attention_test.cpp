@@ -143,8 +143,7 @@ TEST_CASE("smyrf_attention: tensors without rows, keys, dimensions or heads") {
     CAPTURE(p);
     dense_operands<float> x(p);
     CHECK(check_smyrf(x, {.clusters = 2, .rounds = 2, .scale = 1}));
-    CHECK(check_smyrf(
-        x, {.clusters = 2, .scale = 1, .clustering = smyrf_clustering::bisection}));
+    CHECK(check_smyrf(x, {.clusters = 2, .scale = 1, .clustering = smyrf_clustering::bisection}));
     attn::context ctx(3);
     CHECK(check_smyrf(x, {.clusters = 2, .rounds = 2, .scale = 1}, attn::no_mask{}, {}, ctx));
   }

@@ -97,7 +97,8 @@ class bool_summary {
   }
 
  private:
-  bytes any_ = bytes(std::uint8_t{0}), every_ = bytes(std::uint8_t{1});  // {} would be a list of lanes
+  bytes any_ = bytes(std::uint8_t{0}),
+        every_ = bytes(std::uint8_t{1});  // {} would be a list of lanes
   bool tail_any_ = false, tail_every_ = true;
 };
 
