@@ -6,7 +6,7 @@
 // An item is 8 tiles of 32 queries of one head; a block is 4 chunks of 32 keys. The chunks of all
 // tiles and blocks of an item form one pipeline: while the scores of one chunk are multiplied, the
 // chunk before gets its softmax, and when the last chunk of a block has got it, the block's values
-// are added. Softmax without a running maximum, as in query_tile.hpp: a row takes its first
+// are added. Softmax without a running maximum, as in tile_fold.hpp: a row takes its first
 // chunk's, and a block after which l has passed 2^24 is done again with the true one.
 //
 // Chunks and blocks lie at absolute key positions and a key that is skipped or forbidden adds

@@ -21,6 +21,7 @@
 #include <attn/detail/query_tile.hpp>
 #include <attn/detail/score_bias.hpp>
 #include <attn/detail/scratch_carver.hpp>
+#include <attn/detail/tile_fold.hpp>
 #include <attn/detail/tile_output.hpp>
 #include <attn/detail/tile_ranges.hpp>
 #include <attn/score_rule.hpp>
@@ -151,7 +152,7 @@ class dense_worker {
     }
     // An infinity or NaN in V met weights of 0 in rows that may not see it: leave those out.
     if (!v.finite) again_with(i, seen, selective_);
-    // Weights may reach 2^32 (query_tile.hpp), so huge values overflow where their average does
+    // Weights may reach 2^32 (tile_fold.hpp), so huge values overflow where their average does
     // not: with the true maximum no weight is above 1.
     if (v.huge && again_[static_cast<std::size_t>(i)]) {
       selective_ = true;

@@ -29,8 +29,8 @@ struct line_run {
 /// A burst of prefetches holds up the loads behind it: it cost 2 to 3 points at the start of a
 /// tile, and 2 at the start of each group of keys. So a group asks line by line, inside the
 /// product; only what does not fit there comes in a burst. That happens where heads are short,
-/// whose operands would otherwise arrive from L3 one miss after the other: 14% of a call at n = 128
-/// with 96 heads of d = 64, 25% of a causal one.
+/// whose operands would otherwise arrive from L3 one miss after the other: 12 to 14% of a call at
+/// n = 128 with 96 heads of d = 64, 17 to 26% of a causal one.
 class lookahead {
  public:
   void clear() noexcept { *this = {}; }

@@ -142,7 +142,7 @@ class smyrf_worker {
         add_queries(h, next_r, next_c, q.direct, q.row_stride);
       }
     }
-    // The first group of keys of a tile has a product of its own (query_tile.hpp, anchor).
+    // The first group of keys of a tile has a product of its own (tile_fold.hpp, anchor).
     const index_t n_queries = plan_.begin(q_length_, c + 1) - plan_.begin(q_length_, c);
     const index_t n_tiles = (n_queries + size::max_rows - 1) / size::max_rows;
     ahead_.spread_over(plan_.group() * n_tiles * (keys_.n / size::keys - 1));
@@ -150,7 +150,7 @@ class smyrf_worker {
 
   // The tile's (lse, out) into the rows' own.
   void merge(const index_t* queries, const smyrf_result<T>& result, bool overwrite) noexcept {
-    // Weights may reach 2^32 (query_tile.hpp), so huge values overflow where their average does
+    // Weights may reach 2^32 (tile_fold.hpp), so huge values overflow where their average does
     // not. Such lanes are done again with their true maximum: no weight is then above 1.
     const query_tile<T>& tile = tile_.state();
     tile_lanes<T, Arch> overflow;

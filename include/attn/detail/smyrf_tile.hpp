@@ -16,6 +16,7 @@
 #include <attn/detail/smyrf_past.hpp>
 #include <attn/detail/smyrf_problem.hpp>
 #include <attn/detail/smyrf_rule.hpp>
+#include <attn/detail/tile_fold.hpp>
 #include <attn/detail/tile_ranges.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/simd/math.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The tile instructions of amx.hpp in plain C++, for tests on machines without them
-// (ATTN_EMULATE_AMX): the same results to the bit, a thousand times slower.
+// (ATTN_EMULATE_AMX), after the operation that Intel's manual describes; not yet held against the
+// instructions themselves. Slow.
 #pragma once
 
 #include <bit>
