@@ -101,7 +101,7 @@ class tournament {
     // The row of a const tournament is only read.
     auto* first = const_cast<cache_line*>(memory_.data()) +
                   static_cast<std::size_t>(b * n_heads_ + h) * row_lines_;
-    detail::memory_cutter memory(first->bytes);
+    detail::scratch_carver memory(first->bytes);
     detail::tournament_row r = detail::cut_row(memory, n_, k_);
     if (!lengths_.empty()) r.n = lengths_[static_cast<std::size_t>(b)];
     return r;
@@ -121,7 +121,7 @@ class tournament {
     const index_t n_batch = scores.extent(0), n_heads = scores.extent(1), n = scores.extent(2);
     detail::check_topk_lengths(function, options.lengths, n_batch, n, k);
 
-    detail::memory_cutter row_bytes(nullptr), scratch_bytes(nullptr);
+    detail::scratch_carver row_bytes(nullptr), scratch_bytes(nullptr);
     (void)detail::cut_row(row_bytes, n, k);
     (void)detail::cut_scratch(scratch_bytes, n, k);
     row_lines_ = row_bytes.used() / sizeof(cache_line);
@@ -135,7 +135,7 @@ class tournament {
     const index_t together = detail::rows_together(n, n_batch * n_heads, ctx.n_threads());
     ctx.run(n_batch * n_heads, together, scratch_bytes.used(),
             [&](std::byte* memory, detail::work_queue& queue) noexcept {
-              detail::memory_cutter cutter(memory);
+              detail::scratch_carver cutter(memory);
               const detail::tournament_scratch scratch = detail::cut_scratch(cutter, n, k);
               for (index_t first, last; queue.next(first, last);) {
                 detail::tournament_row rows[detail::most_rows_together];
@@ -231,10 +231,10 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
     detail::tournament_scratch scratch;
     detail::tournament_row row[detail::most_rows_together];
     S* sums;
-    parts(detail::memory_cutter& memory, index_t rows, index_t n, index_t k, index_t n_sums)
+    parts(detail::scratch_carver& memory, index_t rows, index_t n, index_t k, index_t n_sums)
         : scratch(detail::cut_scratch(memory, n, k)) {
       for (index_t g = 0; g < rows; ++g) row[g] = detail::cut_row(memory, n, k);
-      sums = memory.cut<S>(n_sums);
+      sums = memory.take<S>(n_sums);
     }
   };
   const index_t together =
@@ -243,11 +243,11 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
   const detail::pool_order order = detail::choose_pool_order<S>(
       call.k, call.d, detail::can_stream(call.x, call.pooled, ctx.n_threads()));
   const index_t n_sums = detail::pool_scratch(order, call.n, call.k, call.d);
-  detail::memory_cutter bytes(nullptr);
+  detail::scratch_carver bytes(nullptr);
   (void)parts(bytes, together, call.n, call.k, n_sums);
   ctx.run(call.n_batch * call.n_heads, together, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
-            detail::memory_cutter cutter(memory);
+            detail::scratch_carver cutter(memory);
             parts p(cutter, together, call.n, call.k, n_sums);
             for (index_t first, last; queue.next(first, last);) {
               for (index_t item = first; item < last; ++item) {
@@ -323,11 +323,11 @@ void soft_topk_backward(const tournament& t, const X& x, const DP& d_pooled,
   check_output("d_scores", dv);
   detail::check_disjoint(function, "d_scores", dv, "d_x", dx);
 
-  detail::memory_cutter bytes(nullptr);
+  detail::scratch_carver bytes(nullptr);
   (void)detail::scores_backward_scratch(bytes, n, k);
   ctx.run(n_batch * n_heads, 1, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
-            detail::memory_cutter cutter(memory);
+            detail::scratch_carver cutter(memory);
             const detail::scores_backward_scratch s(cutter, n, k);
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / n_heads, h = first % n_heads;

@@ -133,11 +133,11 @@ void iterative_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
     detail::raise_option(function, "alpha", detail::to_text(options.alpha),
                          "a finite number above 0");
   }
-  detail::memory_cutter bytes(nullptr);
+  detail::scratch_carver bytes(nullptr);
   (void)detail::iterative_scratch<S>(bytes, call.n, call.d);
   ctx.run(call.n_batch * call.n_heads, 1, bytes.used(),
           [&](std::byte* memory, detail::work_queue& queue) noexcept {
-            detail::memory_cutter cutter(memory);
+            detail::scratch_carver cutter(memory);
             const detail::iterative_scratch<S> scratch(cutter, call.n, call.d);
             for (index_t first, last; queue.next(first, last);) {
               const index_t b = first / call.n_heads, h = first % call.n_heads;

@@ -42,17 +42,17 @@ struct pooled_rows {
 
   pooled_rows(scratch_buffer& memory, std::array<index_t, 4> keys, std::array<index_t, 4> values,
               bool with_gradients) {
-    memory_cutter count(nullptr);
+    scratch_carver count(nullptr);
     cut(count, keys, values, with_gradients);
-    memory_cutter block(memory.reserve(count.used()));
+    scratch_carver block(memory.reserve(count.used()));
     cut(block, keys, values, with_gradients);
   }
 
  private:
-  void cut(memory_cutter& memory, const std::array<index_t, 4>& keys,
+  void cut(scratch_carver& memory, const std::array<index_t, 4>& keys,
            const std::array<index_t, 4>& values, bool with_gradients) {
     const auto one = [&](const std::array<index_t, 4>& e) {
-      return tensor_view<T>(memory.cut<T>(e[0] * e[1] * e[2] * e[3]), e[0], e[1], e[2], e[3]);
+      return tensor_view<T>(memory.take<T>(e[0] * e[1] * e[2] * e[3]), e[0], e[1], e[2], e[3]);
     };
     k = one(keys), v = one(values);
     if (with_gradients) d_k = one(keys), d_v = one(values);
@@ -111,12 +111,12 @@ void unpool(const tournament& plan, const pooled_rows<T>& pooled, const tensor_v
             const tensor_view<V>& v, const tensor_view<DK>& d_k, const tensor_view<DV>& d_v,
             const tensor_view<DS>& d_scores, context& ctx) {
   const index_t n_heads = plan.n_heads(), n = plan.n_sources();
-  memory_cutter bytes(nullptr);
+  scratch_carver bytes(nullptr);
   (void)scores_backward_scratch(bytes, n, plan.n_slots());
   ctx.run(
       plan.n_batch() * n_heads, 1, bytes.used(),
       [&](std::byte* memory, work_queue& queue) noexcept {
-        memory_cutter cutter(memory);
+        scratch_carver cutter(memory);
         const scores_backward_scratch s(cutter, n, plan.n_slots());
         const auto head = [](const auto& x, index_t b, index_t h) {
           using X = std::remove_const_t<typename std::remove_cvref_t<decltype(x)>::element_type>;

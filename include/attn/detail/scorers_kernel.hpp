@@ -143,14 +143,14 @@ template <class Arch, class T, class X, class D>
 void nonlinear_scores(const tensor_view<X>& x, const nonlinear_head<T>& head,
                       const tensor_view<D>& scores, context& ctx) {
   const index_t d = head.d(), d_hidden = head.d_hidden();
-  memory_cutter count(nullptr);
-  (void)count.cut<T>(scorer_rows * d);
-  (void)count.cut<T>(scorer_rows * d_hidden);
+  scratch_carver count(nullptr);
+  (void)count.take<T>(scorer_rows * d);
+  (void)count.take<T>(scorer_rows * d_hidden);
   for_each_row_tile(
       x, ctx, count.used(), [&](std::byte* memory, index_t b, index_t h, index_t first, index_t n) {
-        memory_cutter cutter(memory);
-        T* rows = cutter.cut<T>(scorer_rows * d);
-        T* hidden = cutter.cut<T>(scorer_rows * d_hidden);
+        scratch_carver cutter(memory);
+        T* rows = cutter.take<T>(scorer_rows * d);
+        T* hidden = cutter.take<T>(scorer_rows * d_hidden);
         make_row_source<T, Arch>(x, b, h).read(first, n, d, rows, d);
         hidden_layer<Arch>(rows, n, head.first, hidden);
         for (index_t i = 0; i < n; ++i) {
@@ -195,17 +195,17 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
   };
 
   // 1. Gradients of x, by rows.
-  memory_cutter count(nullptr);
-  (void)count.cut<T>(scorer_rows * d);
-  (void)count.cut<T>(scorer_rows * d_hidden);
+  scratch_carver count(nullptr);
+  (void)count.take<T>(scorer_rows * d);
+  (void)count.take<T>(scorer_rows * d_hidden);
   const tensor_view<const T>& w1 = head.first.w;
   const strided_map W1(w1.data_handle(), d, d_hidden,
                        Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(w1.stride(2), w1.stride(3)));
   for_each_row_tile(
       x, ctx, count.used(), [&](std::byte* memory, index_t b, index_t h, index_t first, index_t n) {
-        memory_cutter cutter(memory);
-        T* rows = cutter.cut<T>(scorer_rows * d);
-        T* hidden = cutter.cut<T>(scorer_rows * d_hidden);
+        scratch_carver cutter(memory);
+        T* rows = cutter.take<T>(scorer_rows * d);
+        T* hidden = cutter.take<T>(scorer_rows * d_hidden);
         make_row_source<T, Arch>(x, b, h).read(first, n, d, rows, d);
         hidden_layer<Arch>(rows, n, head.first, hidden);
         differentiate(head.w2.data(), d_hidden, b, h, first, n, hidden, nullptr, nullptr);
@@ -217,19 +217,19 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
   // the
   //    threads.
   const index_t pieces = (d_hidden + scorer_columns - 1) / scorer_columns;
-  const auto cut_item = [&](memory_cutter& cutter) {
+  const auto cut_item = [&](scratch_carver& cutter) {
     struct item {
       T *rows, *hidden, *d_w1;
       double *d_w2, *d_b1;
     };
-    return item{cutter.cut<T>(scorer_rows * d), cutter.cut<T>(scorer_rows * scorer_columns),
-                cutter.cut<T>(d * scorer_columns), cutter.cut<double>(scorer_columns),
-                cutter.cut<double>(scorer_columns)};
+    return item{cutter.take<T>(scorer_rows * d), cutter.take<T>(scorer_rows * scorer_columns),
+                cutter.take<T>(d * scorer_columns), cutter.take<double>(scorer_columns),
+                cutter.take<double>(scorer_columns)};
   };
-  memory_cutter item_count(nullptr);
+  scratch_carver item_count(nullptr);
   (void)cut_item(item_count);
   ctx.run(pieces, 1, item_count.used(), [&](std::byte* memory, work_queue& queue) noexcept {
-    memory_cutter cutter(memory);
+    scratch_carver cutter(memory);
     const auto item = cut_item(cutter);
     for (index_t piece, last; queue.next(piece, last);) {
       const index_t begin = piece * scorer_columns;

@@ -77,11 +77,11 @@ struct scores_backward_scratch {
   double* d_seat;     // [seats] gradient of the players' scores
   double* weight;     // [seats] of the players in their slots
 
-  scores_backward_scratch(memory_cutter& memory, index_t n, index_t k) noexcept
-      : gain(memory.cut<double>(n)), d_slot(memory.cut<double>(k)),
-        seat_gain(memory.cut<double>(tournament_rounds(n, k).seats)),
-        d_seat(memory.cut<double>(tournament_rounds(n, k).seats)),
-        weight(memory.cut<double>(tournament_rounds(n, k).seats)) {}
+  scores_backward_scratch(scratch_carver& memory, index_t n, index_t k) noexcept
+      : gain(memory.take<double>(n)), d_slot(memory.take<double>(k)),
+        seat_gain(memory.take<double>(tournament_rounds(n, k).seats)),
+        d_seat(memory.take<double>(tournament_rounds(n, k).seats)),
+        weight(memory.take<double>(tournament_rounds(n, k).seats)) {}
 };
 
 // From s.gain and s.d_slot to the gradients of the sources' scores, by rank in s.d_seat [n].

@@ -52,9 +52,9 @@ struct iterative_scratch {
   double* weight;  // [n + W]
   S* sums;         // [d]
 
-  iterative_scratch(memory_cutter& memory, index_t n, index_t d) noexcept
-      : score(memory.cut<double>(n + widest)), weight(memory.cut<double>(n + widest)),
-        sums(memory.cut<S>(d)) {}
+  iterative_scratch(scratch_carver& memory, index_t n, index_t d) noexcept
+      : score(memory.take<double>(n + widest)), weight(memory.take<double>(n + widest)),
+        sums(memory.take<S>(d)) {}
 
  private:
   static constexpr index_t widest = 8;  // doubles of a vector

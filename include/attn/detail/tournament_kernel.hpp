@@ -50,20 +50,20 @@ struct tournament_scratch {
   rank_scratch rank;
 };
 
-[[nodiscard]] inline tournament_scratch cut_scratch(memory_cutter& memory, index_t n,
+[[nodiscard]] inline tournament_scratch cut_scratch(scratch_carver& memory, index_t n,
                                                     index_t k) noexcept {
   const index_t matches = rows_together(n) * (n / 2) + widest_doubles;
   tournament_scratch s{};
-  s.source_score = memory.cut<double>(n + widest_doubles);
-  s.winner = memory.cut<double>(matches);
-  s.loser = memory.cut<double>(matches);
-  s.loser_weight = memory.cut<double>(matches);
-  s.unsorted = memory.cut<double>(n + widest_doubles);
-  s.share = memory.cut<topk_share>(n);
-  s.other = memory.cut<topk_share>(n);
-  s.place = memory.cut<index_t>(2 * k);
-  s.rank = {memory.cut<std::uint64_t>(n), memory.cut<std::uint64_t>(n),
-            memory.cut<std::uint32_t>(rank_scratch::digits << rank_scratch::most_bits)};
+  s.source_score = memory.take<double>(n + widest_doubles);
+  s.winner = memory.take<double>(matches);
+  s.loser = memory.take<double>(matches);
+  s.loser_weight = memory.take<double>(matches);
+  s.unsorted = memory.take<double>(n + widest_doubles);
+  s.share = memory.take<topk_share>(n);
+  s.other = memory.take<topk_share>(n);
+  s.place = memory.take<index_t>(2 * k);
+  s.rank = {memory.take<std::uint64_t>(n), memory.take<std::uint64_t>(n),
+            memory.take<std::uint32_t>(rank_scratch::digits << rank_scratch::most_bits)};
   return s;
 }
 

@@ -4,9 +4,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
+#include <attn/detail/scratch_carver.hpp>
 #include <attn/view.hpp>
 
 namespace attn::detail {
@@ -70,37 +70,19 @@ struct tournament_row {
   }
 };
 
-// Hands out parts of one block of memory, aligned to 64 bytes. With a null block it only counts.
-class memory_cutter {
- public:
-  explicit memory_cutter(std::byte* block) noexcept : block_(block) {}
-
-  template <class T>
-  [[nodiscard]] T* cut(index_t count) noexcept {
-    T* part = block_ == nullptr ? nullptr : reinterpret_cast<T*>(block_ + used_);
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return part;
-  }
-  [[nodiscard]] std::size_t used() const noexcept { return used_; }
-
- private:
-  std::byte* block_;
-  std::size_t used_ = 0;
-};
-
 inline constexpr index_t widest_doubles = 8;  // of a vector
 
-[[nodiscard]] inline tournament_row cut_row(memory_cutter& memory, index_t n, index_t k) noexcept {
+[[nodiscard]] inline tournament_row cut_row(scratch_carver& memory, index_t n, index_t k) noexcept {
   const index_t seats = tournament_rounds(n, k).seats;
   tournament_row row{n, k, {}, {}, {}, {}, {}, {}, {}, {}};
-  row.share = memory.cut<topk_share>(n);
-  row.part = memory.cut<topk_part>(n);
-  row.begin = memory.cut<index_t>(k + 1);
-  row.score = memory.cut<double>(seats + widest_doubles);
-  row.from = memory.cut<std::uint32_t>(seats);
-  row.loser_weight = memory.cut<double>(n - k + widest_doubles);
-  row.last = memory.cut<std::uint32_t>(k);
-  row.slot_score = memory.cut<double>(k);
+  row.share = memory.take<topk_share>(n);
+  row.part = memory.take<topk_part>(n);
+  row.begin = memory.take<index_t>(k + 1);
+  row.score = memory.take<double>(seats + widest_doubles);
+  row.from = memory.take<std::uint32_t>(seats);
+  row.loser_weight = memory.take<double>(n - k + widest_doubles);
+  row.last = memory.take<std::uint32_t>(k);
+  row.slot_score = memory.take<double>(k);
   return row;
 }
 

@@ -39,7 +39,8 @@ ATTN_INLINE void narrow(const batch<double, Arch>& x, float* p) noexcept {
 #endif
 #if defined(__SSE2__)
   if constexpr (is_sse<Arch>) {
-    return _mm_store_sd(reinterpret_cast<double*>(p), _mm_castps_pd(_mm_cvtpd_ps(x)));
+    // Not by way of double*: that may neither alias floats nor stand at their addresses.
+    return _mm_storel_epi64(reinterpret_cast<__m128i_u*>(p), _mm_castps_si128(_mm_cvtpd_ps(x)));
   }
 #endif
 #if defined(__aarch64__)
