@@ -90,7 +90,7 @@ void store_weights(const tile_of_weights<T, Arch>& t, const tensor_view<W>& weig
 /// @param options  scale, softcap, sinks as in dense_attention; precision is not looked at
 /// @param ctx      threads and reused scratch (context.hpp)
 ///
-/// **Numerics** relative error at most 16 eps (1 + S/√d_qk), S = max_ij scale·Σ_c |q_ic k_jc|. A
+/// **Numerics** relative error at most 24 eps (1 + S/√d_qk), S = max_ij scale·Σ_c |q_ic k_jc|. A
 /// row sums to 1, less the share of a sink; a row without a key is 0. A forbidden key has weight 0
 /// whatever it holds; where a score is NaN or +inf the allowed keys of the row are NaN. On x86
 /// subnormal numbers count as 0.

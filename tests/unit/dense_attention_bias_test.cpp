@@ -5,7 +5,11 @@
 #include "support/dense_call.hpp"
 #include "support/rule_operands.hpp"
 
+#include <attn/attention_weights.hpp>
+
+#include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 using namespace attn_test;
@@ -89,6 +93,26 @@ TEST_CASE("−inf in a bias has the bits of false in a mask") {
   attend(by_mask, attn::boolean_mask{mask.view()});
   attend(by_bias, attn::additive_bias{addend.view()});
   CHECK(same_bits_out(by_mask, by_bias));
+}
+
+TEST_CASE("A score of −inf: +inf or NaN on top of it is NaN, whichever kernel adds it") {
+  const index_t n_q = GENERATE(values<index_t>({1, 53}));
+  const dense_problem p{.n_q = n_q, .n_kv = 40, .d_qk = 1};
+  dense_operands<float> x(p);
+  reference::tensor k = x.k.values();
+  k(0, 0, 17, 0) = -infinity;
+  x.q.assign(reference::tensor({1, 1, n_q, 1}, 1));
+  x.k.assign(k);
+  reference::tensor values({1, 1, n_q, p.n_kv}, 0.5);
+  values(0, 0, n_q - 1, 17) = GENERATE(infinity, std::nan(""), -infinity, 2.0);
+  const rule_operand<float> bias(values);
+  const attn::additive_bias rule{bias.view()};
+  CHECK(check_dense(x, rule, reference::additive_bias(values)));
+  CHECK(check_dense(x, attn::no_mask{} & rule, reference::additive_bias(values)));
+  tensor_buffer<float> weights(p.score_extents(), p.outputs, 0);
+  attn::attention_weights(std::as_const(x.q).view(), std::as_const(x.k).view(), weights.view(),
+                          rule);
+  CHECK(std::isnan(weights.view()(0, 0, n_q - 1, 0)) == std::isnan(x.out.view()(0, 0, n_q - 1, 0)));
 }
 
 TEST_CASE("−FLT_MAX is a number: a row of it is the mean, beside others it weighs nothing") {

@@ -99,6 +99,20 @@ TEMPLATE_TEST_CASE("A row with a sink and no allowed key: out 0, lse is the sink
   CHECK(compare_within(x.lse.values(), lse, 1e-6 * 40));
 }
 
+TEST_CASE("A sink of +inf or NaN: rows with keys are NaN, rows without are 0") {
+  const std::vector<float> sink(
+      2, GENERATE(std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()));
+  const index_t n_q = GENERATE(values<index_t>({3, 53}));
+  const dense_problem p{.n_heads = 2, .n_kv_heads = 2, .n_q = n_q, .n_kv = 5};
+  dense_operands<float> x(p);
+  attend(x, attn::causal_mask{.offset = -1}, {.sinks = sink});
+  for (index_t h = 0; h < 2; ++h)
+    for (index_t c = 0; c < p.d_v; ++c) {
+      CHECK(x.out.view()(0, h, 0, c) == 0);
+      CHECK(std::isnan(x.out.view()(0, h, 1, c)));
+    }
+}
+
 TEST_CASE("Sinks of any size") {
   const dense_problem p{.n_heads = 2, .n_kv_heads = 2, .n_q = GENERATE(1, 53), .n_kv = 140};
   SECTION("−inf is no sink") {

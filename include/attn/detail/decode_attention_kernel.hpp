@@ -18,6 +18,7 @@
 #include <attn/context.hpp>
 #include <attn/detail/decode_products.hpp>
 #include <attn/detail/dense_problem.hpp>
+#include <attn/detail/score_bias.hpp>
 #include <attn/detail/scratch_carver.hpp>
 #include <attn/score_rule.hpp>
 #include <attn/simd/fp_environment.hpp>
@@ -203,7 +204,7 @@ class decode_worker {
     if (hi < block_keys) std::fill(s + hi, s + block_keys, -infinity);
     if constexpr (Rule::kind != rule_kind::range) {
       for (index_t j = lo; j < hi; ++j) {
-        if (s[j] != -infinity) s[j] = rule_(s[j], b_, h, i, k0 + j);
+        s[j] = ruled_score(rule_, s[j], b_, h, i, k0 + j);
       }
     }
     // 2. The running maximum; what came before in terms of it.
@@ -265,18 +266,20 @@ class decode_worker {
       // 2. Sums in terms of it.
       T* out = chunk(0).output + r * ld_out_;
       T l = sink == -infinity ? T(0) : std::exp(sink - m);
+      bool empty = true;
       for (index_t c = 0; c < chunks(c_); ++c) {
         const chunk_state part = chunk(c);
         const T scale = part.l(r) == T(0) ? T(0) : std::exp(part.m(r) - m);
         l += part.l(r) * scale;
+        empty &= part.l(r) == T(0);
         const T* o = part.output + r * ld_out_;
         for (index_t x = 0; x < ld_out_; x += W) {
           const B add = simd::load<T, Arch>(o + x) * B(scale);
           (c == 0 ? add : simd::load<T, Arch>(out + x) + add).store_aligned(out + x);
         }
       }
-      // 3. Normalise and write; a row without keys is 0 / −inf.
-      const B inverse(l == T(0) ? T(0) : T(1) / l);
+      // 3. Normalise and write; a row without keys is 0, whatever its sink, / −inf.
+      const B inverse(empty ? T(0) : T(1) / l);
       for (index_t x = 0; x < ld_out_; x += W) {
         (simd::load<T, Arch>(out + x) * inverse).store_aligned(out + x);
       }

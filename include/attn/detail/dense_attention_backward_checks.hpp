@@ -12,11 +12,6 @@
 
 namespace attn::detail {
 
-/// X is an element type that is computed in T.
-template <class T, class X>
-inline constexpr bool is_operand =
-    is_element<std::remove_const_t<X>>&& std::is_same_v<simd::compute_t<X>, T>;
-
 /// `x` has the extents of `like`, whose name is `name`, but for a dim of its own.
 template <class X, class L>
 void check_rows_like(std::string_view function, std::string_view argument, const tensor_view<X>& x,

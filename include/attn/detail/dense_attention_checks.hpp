@@ -22,6 +22,11 @@ inline constexpr bool is_element =
     std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, Eigen::half> ||
     std::is_same_v<T, Eigen::bfloat16>;
 
+/// X is an element type that is computed in T.
+template <class T, class X>
+inline constexpr bool is_operand =
+    is_element<std::remove_const_t<X>>&& std::is_same_v<simd::compute_t<X>, T>;
+
 /// Shapes of q, k, v against each other.
 template <class Q, class K, class V>
 void check_qkv(std::string_view function, const tensor_view<Q>& q, const tensor_view<K>& k,
@@ -51,6 +56,31 @@ void check_output(std::string_view function, std::string_view argument, const te
   check_extent(function, argument, out, 1, q.extent(1), "heads of q");
   check_extent(function, argument, out, 2, q.extent(2), "length of q");
   check_extent(function, argument, out, 3, dim, dim_reason);
+}
+
+/// Operands and results of a call against each other; lse only if it is wanted.
+template <class Q, class K, class V, class O, class L>
+void check_attention(std::string_view function, const tensor_view<Q>& q, const tensor_view<K>& k,
+                     const tensor_view<V>& v, const tensor_view<O>& out, const tensor_view<L>& lse,
+                     bool wants_lse) {
+  using T = simd::compute_t<Q>;
+  static_assert(is_operand<T, Q> && is_operand<T, K> && is_operand<T, V> && is_operand<T, O>,
+                "attn computes with float, double, Eigen::half and Eigen::bfloat16; q, k, v and "
+                "out are all double, or none");
+  static_assert(std::is_same_v<L, T>, "lse is double for double tensors, else float");
+
+  check_qkv(function, q, k, v);
+  check_output(function, "out", out, q, v.extent(3), "d_v of v");
+  check_disjoint(function, "out", out, "q", q);
+  check_disjoint(function, "out", out, "k", k);
+  check_disjoint(function, "out", out, "v", v);
+  if (wants_lse) {
+    check_output(function, "lse", lse, q, 1, "one per query");
+    check_disjoint(function, "lse", lse, "q", q);
+    check_disjoint(function, "lse", lse, "k", k);
+    check_disjoint(function, "lse", lse, "v", v);
+    check_disjoint(function, "lse", lse, "out", out);
+  }
 }
 
 /// The softcaps c that T computes: c and 1/c are normal numbers, and what a score loses to
@@ -99,26 +129,7 @@ void dense_attention_checked(std::string_view function, const tensor_view<Q>& q,
                              const tensor_view<O>& out, const tensor_view<L>& lse, bool wants_lse,
                              const R& rule, const dense_options& options, context& ctx) {
   using T = simd::compute_t<Q>;
-  static_assert(is_element<std::remove_const_t<Q>> && is_element<std::remove_const_t<K>> &&
-                    is_element<std::remove_const_t<V>> && is_element<O>,
-                "attn computes with float, double, Eigen::half and Eigen::bfloat16");
-  static_assert(std::is_same_v<T, simd::compute_t<K>> && std::is_same_v<T, simd::compute_t<V>> &&
-                    std::is_same_v<T, simd::compute_t<O>>,
-                "q, k, v and out: all double, or none");
-  static_assert(std::is_same_v<L, T>, "lse is double for double tensors, else float");
-
-  check_qkv(function, q, k, v);
-  check_output(function, "out", out, q, v.extent(3), "d_v of v");
-  check_disjoint(function, "out", out, "q", q);
-  check_disjoint(function, "out", out, "k", k);
-  check_disjoint(function, "out", out, "v", v);
-  if (wants_lse) {
-    check_output(function, "lse", lse, q, 1, "one per query");
-    check_disjoint(function, "lse", lse, "q", q);
-    check_disjoint(function, "lse", lse, "k", k);
-    check_disjoint(function, "lse", lse, "v", v);
-    check_disjoint(function, "lse", lse, "out", out);
-  }
+  check_attention(function, q, k, v, out, lse, wants_lse);
   check_options<T>(function, options, q.extent(1));
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
 

@@ -228,6 +228,19 @@ noexcept {
   return tile_effect::some;
 }
 
+/// One score after the rule. What a bias adds is asked for apart, as for a tile: a key is forbidden
+/// if that is −inf, and a score that overflowed to −inf meets +inf or NaN as NaN. A function is not
+/// asked about −inf.
+template <class T, score_rule Rule>
+[[nodiscard]] T ruled_score(const Rule& rule, T score, index_t b, index_t h, index_t i, index_t j) {
+  if constexpr (Rule::kind == rule_kind::function) {
+    return score == -bias_tile<T>::infinity ? score : static_cast<T>(rule(score, b, h, i, j));
+  } else {
+    const T bias = static_cast<T>(rule(T(0), b, h, i, j));
+    return bias == -bias_tile<T>::infinity ? bias : score + bias;
+  }
+}
+
 /// The rule itself, pair by pair, on scores s[key][lane] of queries [i0, i0 + n_rows): what rules
 /// of kind function need. Keys outside a row's range become −inf.
 template <class T, score_rule Rule>
@@ -239,8 +252,8 @@ void apply_rule(const Rule& rule, const bias_tile<T>& t, T* s, index_t n_kv) noe
       const index_t key = t.j0 + j;
       if (key < keys.begin || key >= keys.end)
         score = -bias_tile<T>::infinity;
-      else if (score != -bias_tile<T>::infinity)
-        score = rule(score, t.b, t.h, t.i0 + i, key);
+      else
+        score = ruled_score(rule, score, t.b, t.h, t.i0 + i, key);
     }
   }
 }

@@ -38,24 +38,8 @@ void smyrf_attention_checked(std::string_view function, const tensor_view<Q>& q,
                              const smyrf_options& options, const smyrf_plan& plan, const R& rule,
                              context& ctx) {
   using T = simd::compute_t<Q>;
-  static_assert(is_operand<T, Q> && is_operand<T, K> && is_operand<T, V> && is_operand<T, O>,
-                "attn computes with float, double, Eigen::half and Eigen::bfloat16; q, k, v and "
-                "out are all double, or none");
-  static_assert(std::is_same_v<L, T>, "lse is double for double tensors, else float");
-
-  check_qkv(function, q, k, v);
+  check_attention(function, q, k, v, out, lse, wants_lse);
   check_plan(function, plan, q, k);
-  check_output(function, "out", out, q, v.extent(3), "d_v of v");
-  check_disjoint(function, "out", out, "q", q);
-  check_disjoint(function, "out", out, "k", k);
-  check_disjoint(function, "out", out, "v", v);
-  if (wants_lse) {
-    check_output(function, "lse", lse, q, 1, "one per query");
-    check_disjoint(function, "lse", lse, "q", q);
-    check_disjoint(function, "lse", lse, "k", k);
-    check_disjoint(function, "lse", lse, "v", v);
-    check_disjoint(function, "lse", lse, "out", out);
-  }
   check_far_field(function, options, rule);
   rule.check(function, attention_shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
 
