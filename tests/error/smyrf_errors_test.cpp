@@ -3,10 +3,10 @@
 // What SMYRF refuses, in its words, and that nothing was written before.
 #include "support/catch.hpp"
 #include "support/dense_problem.hpp"
+#include "support/refusal.hpp"
 
 #include <attn/smyrf_attention.hpp>
 
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -16,18 +16,6 @@ using attn::smyrf_clusters;
 using attn::smyrf_options;
 
 namespace {
-
-/// The message, behind "shape_error: " or "option_error: ".
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const attn::shape_error& e) {
-    return std::string("shape_error: ") + e.what();
-  } catch (const attn::option_error& e) {
-    return std::string("option_error: ") + e.what();
-  }
-  return "accepted";
-}
 
 std::string plan(const smyrf_options& options, const dense_problem& p = {.n_q = 8, .n_kv = 6}) {
   dense_operands<float> x(p);

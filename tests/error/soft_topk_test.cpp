@@ -2,11 +2,11 @@
 //
 // What the soft top-k functions refuse, in their words, and that nothing was written before.
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/tensor_buffer.hpp"
 
 #include <attn/soft_topk.hpp>
 
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -18,18 +18,6 @@ using attn::tournament;
 namespace {
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
-
-/// The message, behind "shape_error: " or "option_error: ".
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const attn::shape_error& e) {
-    return std::string("shape_error: ") + e.what();
-  } catch (const attn::option_error& e) {
-    return std::string("option_error: ") + e.what();
-  }
-  return "accepted";
-}
 
 tensor_buffer<float> buffer(std::array<index_t, 4> extents) {
   tensor_buffer<float> b(extents, layout::contiguous, nan_value);

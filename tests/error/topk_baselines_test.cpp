@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/tensor_buffer.hpp"
 
 #include <attn/topk_baselines.hpp>
 
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -14,17 +14,6 @@ using namespace attn_test;
 namespace {
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const attn::shape_error& e) {
-    return std::string("shape_error: ") + e.what();
-  } catch (const attn::option_error& e) {
-    return std::string("option_error: ") + e.what();
-  }
-  return "accepted";
-}
 
 tensor_buffer<float> buffer(std::array<index_t, 4> extents) {
   return {extents, layout::contiguous, nan_value};
