@@ -108,16 +108,6 @@ class attention_state {
 
 namespace detail {
 
-// An output that is written where it is read, element by element, or that shares nothing.
-template <class A, class B>
-void check_same_or_disjoint(std::string_view function, std::string_view output,
-                            const tensor_view<A>& out, std::string_view input,
-                            const tensor_view<B>& in) {
-  bool same = static_cast<const void*>(out.data_handle()) == in.data_handle();
-  for (int r = 0; r < 4; ++r) same &= out.extent(r) <= 1 || out.stride(r) == in.stride(r);
-  if (!same) check_disjoint(function, output, out, input, in);
-}
-
 template <class T, class S>
 void check_merge(const tensor_view<const T>& out_a, const tensor_view<const S>& lse_a,
                  const tensor_view<const T>& out_b, const tensor_view<const S>& lse_b,

@@ -58,7 +58,7 @@ struct linear_scorer {
 
   /// @param x [B, H, n, d]  @param scores [B, H, n, 1]
   ///
-  /// **Errors** shape_error: w is not [d], scores do not fit x or share its memory.
+  /// **Errors** shape_error: w is not [d], scores do not fit x or share memory with x or w.
   template <viewable X, viewable S, class Arch = simd::default_arch>
   void operator()(const X& x, S&& scores, context& ctx = default_context()) const {
     static_assert(std::is_same_v<simd::compute_t<element_t<X>>, T>, "T is what x is computed in");
@@ -66,11 +66,12 @@ struct linear_scorer {
     const auto out = view(scores);
     detail::check_scores(name, "scores", xv, out, detail::access::write);
     detail::check_scorer_vector(name, "w", w, xv.extent(3), "dim of x");
+    detail::check_apart(name, detail::named_view("scores", out), detail::named_view("w", w));
     detail::linear_scores<Arch, T>(xv, w, b, out, ctx);
   }
 
   /// d_x [B, H, n, d] = d_scores wᵀ, d_w [d] = Σ d_scores x, d_b = Σ d_scores: sums over positions,
-  /// heads and batches, in double. All are overwritten.
+  /// heads and batches, in double. All are overwritten, each in memory of its own.
   template <viewable X, viewable G, viewable DX, class Arch = simd::default_arch>
   void backward(const X& x, const G& d_scores, DX&& d_x, std::span<T> d_w, T& d_b,
                 context& ctx = default_context()) const {
@@ -83,8 +84,17 @@ struct linear_scorer {
     detail::check_scorer_vector(function, "d_w", d_w, xv.extent(3), "dim of x");
     detail::check_rows_like(function, "d_x", dx, detail::access::write, xv, "x", xv.extent(3),
                             "dim of x");
-    detail::check_disjoint(function, "d_x", dx, "x", xv);
-    detail::check_disjoint(function, "d_x", dx, "d_scores", g);
+    using detail::named_view;
+    const auto check_output = [&](const auto& gradient, const auto&... before) {
+      detail::check_apart(function, gradient, named_view("x", xv), named_view("w", w),
+                          named_view("d_scores", g), before...);
+    };
+    const named_view of_x("d_x", dx);
+    const named_view of_w("d_w", d_w);
+    const named_view of_b("d_b", std::span<T>(&d_b, 1));
+    check_output(of_x);
+    check_output(of_w, of_x);
+    check_output(of_b, of_x, of_w);
     detail::linear_scores_backward<Arch, T>(xv, w, g, dx, d_w, d_b, ctx);
   }
 
@@ -115,11 +125,13 @@ struct nonlinear_scorer {
     const auto out = view(scores);
     detail::check_scores(name, "scores", xv, out, detail::access::write);
     check_parameters(name, xv.extent(3));
+    detail::check_apart(name, detail::named_view("scores", out), detail::named_view("w1", w1),
+                        detail::named_view("b1", b1), detail::named_view("w2", w2));
     detail::nonlinear_scores<Arch, T>(xv, {{w1, b1}, w2, b2}, out, ctx);
   }
 
-  /// Gradients of x [B, H, n, d] and of all parameters, each shaped like its parameter and
-  /// overwritten; sums over positions, heads and batches.
+  /// Gradients of x [B, H, n, d] and of all parameters, each shaped like its parameter, in memory
+  /// of its own and overwritten; sums over positions, heads and batches.
   template <viewable X, viewable G, viewable DX, viewable DW1, class Arch = simd::default_arch>
   void backward(const X& x, const G& d_scores, DX&& d_x, DW1&& d_w1, std::span<T> d_b1,
                 std::span<T> d_w2, T& d_b2, context& ctx = default_context()) const {
@@ -136,9 +148,22 @@ struct nonlinear_scorer {
                             "dim of w1");
     detail::check_scorer_vector(function, "d_b1", d_b1, w1.extent(3), "dim of w1");
     detail::check_scorer_vector(function, "d_w2", d_w2, w1.extent(3), "dim of w1");
-    detail::check_disjoint(function, "d_x", dx, "x", xv);
-    detail::check_disjoint(function, "d_x", dx, "d_scores", g);
-    detail::check_disjoint(function, "d_w1", dw1, "w1", w1);
+    using detail::named_view;
+    const auto check_output = [&](const auto& gradient, const auto&... before) {
+      detail::check_apart(function, gradient, named_view("x", xv), named_view("w1", w1),
+                          named_view("b1", b1), named_view("w2", w2), named_view("d_scores", g),
+                          before...);
+    };
+    const named_view of_x("d_x", dx);
+    const named_view of_w1("d_w1", dw1);
+    const named_view of_b1("d_b1", d_b1);
+    const named_view of_w2("d_w2", d_w2);
+    const named_view of_b2("d_b2", std::span<T>(&d_b2, 1));
+    check_output(of_x);
+    check_output(of_w1, of_x);
+    check_output(of_b1, of_x, of_w1);
+    check_output(of_w2, of_x, of_w1, of_b1);
+    check_output(of_b2, of_x, of_w1, of_b1, of_w2);
     detail::nonlinear_scores_backward<Arch, T>(xv, {{w1, b1}, w2, b2}, g, dx,
                                                {dw1, d_b1, d_w2, &d_b2}, ctx);
   }
@@ -328,6 +353,7 @@ struct index_scorer {
 /// @param raw [B, H, n, 1]  @param scores [B, H, n, 1]
 ///
 /// **Numerics** in double; no overflow. The sigmoid of −inf is 0: mask by lengths, or after it.
+/// **Errors** shape_error: shapes that do not fit, memory that is shared in another way.
 /// **Example** examples/transpooler.cpp
 template <viewable R, viewable S, class Arch = simd::default_arch>
 void squash_scores(const R& raw, S&& scores) {
@@ -338,6 +364,7 @@ void squash_scores(const R& raw, S&& scores) {
   detail::check_view(function, "raw", in, detail::access::read);
   detail::check_rows_like(function, "scores", out, detail::access::write, in, "raw", in.extent(3),
                           "dim of raw");
+  detail::check_same_or_disjoint(function, "scores", out, "raw", in);
   for (index_t b = 0; b < out.extent(0); ++b) {
     for (index_t h = 0; h < out.extent(1); ++h) {
       for (index_t i = 0; i < out.extent(2); ++i) {
@@ -351,7 +378,7 @@ void squash_scores(const R& raw, S&& scores) {
 }
 
 /// d_raw = d_scores · scores (1 − scores), from the squashed scores. In place where d_raw is
-/// d_scores.
+/// d_scores or scores; shape_error where memory is shared in another way.
 template <viewable S, viewable DS, viewable DR, class Arch = simd::default_arch>
 void squash_scores_backward(const S& scores, const DS& d_scores, DR&& d_raw) {
   constexpr std::string_view function = "squash_scores_backward";
@@ -364,6 +391,8 @@ void squash_scores_backward(const S& scores, const DS& d_scores, DR&& d_raw) {
                           "dim of scores");
   detail::check_rows_like(function, "d_raw", out, detail::access::write, s, "scores", s.extent(3),
                           "dim of scores");
+  detail::check_same_or_disjoint(function, "d_raw", out, "scores", s);
+  detail::check_same_or_disjoint(function, "d_raw", out, "d_scores", g);
   for (index_t b = 0; b < out.extent(0); ++b) {
     for (index_t h = 0; h < out.extent(1); ++h) {
       for (index_t i = 0; i < out.extent(2); ++i) {

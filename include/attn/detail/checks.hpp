@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -160,6 +161,35 @@ void check_disjoint(std::string_view function, std::string_view output, const te
   if (!may_overlap(out, in)) return;
   raise<shape_error>(std::string(function) + ": " + std::string(output) + " shares memory with " +
                      std::string(input) + ", expected separate memory");
+}
+
+// An output that is written where it is read, element by element, or that shares nothing.
+template <class A, class B>
+void check_same_or_disjoint(std::string_view function, std::string_view output,
+                            const tensor_view<A>& out, std::string_view input,
+                            const tensor_view<B>& in) {
+  bool same = sizeof(A) == sizeof(B) && static_cast<const void*>(out.data_handle()) ==
+                                            static_cast<const void*>(in.data_handle());
+  for (int r = 0; r < 4; ++r) same &= out.extent(r) <= 1 || out.stride(r) == in.stride(r);
+  if (!same) check_disjoint(function, output, out, input, in);
+}
+
+// A view by the name that messages give it.
+template <class T>
+struct named_view {
+  std::string_view name;
+  tensor_view<T> view;
+
+  named_view(std::string_view its_name, const tensor_view<T>& x) : name(its_name), view(x) {}
+  named_view(std::string_view its_name, std::span<T> x)
+      : name(its_name), view(x.data(), 1, 1, 1, static_cast<index_t>(x.size())) {}
+};
+
+// An output that shares memory with none of the others.
+template <class Out, class... Others>
+void check_apart(std::string_view function, const named_view<Out>& out,
+                 const named_view<Others>&... others) {
+  (check_disjoint(function, out.name, out.view, others.name, others.view), ...);
 }
 
 [[nodiscard]] inline std::string to_text(double x) {
