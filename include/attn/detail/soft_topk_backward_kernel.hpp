@@ -41,10 +41,21 @@ void pool_backward(const tournament_row& row, const matrix_pointer<const T>& x,
         simd::store_as<S, Arch>(out + c, B(w) * g);
       }
       dot = simd::sum(sum);
+    } else {
+      // The same sums, so that no bit depends on the layout.
+      alignas(64) S lane[W] = {};
+      for (; c + W <= d; c += W) {
+        for (index_t e = c; e < c + W; ++e) {
+          const S g = static_cast<S>(d_out[e * d_pooled.step]);
+          lane[e - c] = simd::multiply_add(g, static_cast<S>(in[e * x.step]), lane[e - c]);
+          out[e * d_x.step] = static_cast<D>(w * g);
+        }
+      }
+      dot = simd::sum(simd::load<S, Arch>(lane));
     }
     for (; c < d; ++c) {
       const S g = static_cast<S>(d_out[c * d_pooled.step]);
-      dot += g * static_cast<S>(in[c * x.step]);
+      dot = simd::multiply_add(g, static_cast<S>(in[c * x.step]), dot);
       out[c * d_x.step] = static_cast<D>(w * g);
     }
     gain[i] += static_cast<double>(dot);

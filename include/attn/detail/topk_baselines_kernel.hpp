@@ -87,7 +87,7 @@ void weighted_mean(const double* weight, double scale, index_t n, const matrix_p
       S sum = 0;
       for (index_t i = 0; i < n; ++i) {
         const S w = payload_weight<S>(weight[i] * scale);
-        if (w != S(0)) sum += w * static_cast<S>(x.row(i)[c * x.step]);
+        if (w != S(0)) sum = simd::multiply_add(w, static_cast<S>(x.row(i)[c * x.step]), sum);
       }
       sums[c] = sum;
     }
