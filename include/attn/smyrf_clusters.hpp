@@ -56,15 +56,16 @@ class smyrf_clusters {
   /// @param options clusters, rounds, seed, ... (smyrf_options.hpp)
   ///
   /// **Errors** shape_error: shapes that do not fit. option_error: clusters outside 1 to n_q and
-  /// n_kv, rounds below 1, lengths outside 0 to n, parameters of transform and hash outside their
-  /// range, far_field with `removed` duplicates over several rounds.
+  /// n_kv, rounds outside 1 to 65536, lengths outside 0 to n, parameters of transform and hash
+  /// outside their range, far_field with `removed` duplicates over several rounds.
   template <viewable Q, viewable K, class Arch = simd::default_arch>
   smyrf_clusters(const Q& q, const K& k, const smyrf_options& options,
                  context& ctx = default_context()) {
     plan<Arch>("smyrf_clusters", view(q), view(k), options, ctx);
   }
 
-  /// The same as a new object, in the memory of this one.
+  /// The same as a new object, in the memory of this one. Arguments that are refused leave it as it
+  /// was; where memory runs out it has no batches.
   template <viewable Q, viewable K, class Arch = simd::default_arch>
   void assign(const Q& q, const K& k, const smyrf_options& options,
               context& ctx = default_context()) {
@@ -109,6 +110,13 @@ class smyrf_clusters {
     detail::check_smyrf_operands(function, q, k);
     detail::check_smyrf_options(function, options, q, k);
 
+    // Where memory runs out there is no plan, rather than half of one.
+    struct unfinished {
+      detail::smyrf_plan* plan;
+      ~unfinished() {
+        if (plan != nullptr) *plan = {};
+      }
+    } guard{&plan_};
     detail::smyrf_plan& p = plan_;
     p.n_batch = q.extent(0), p.n_heads = q.extent(1), p.n_heads_kv = k.extent(1);
     p.n_q = q.extent(2), p.n_kv = k.extent(2), p.d_qk = q.extent(3);
@@ -136,6 +144,7 @@ class smyrf_clusters {
     }
     const bool removes = options.duplicates == smyrf_duplicates::removed && p.rounds > 1;
     if (removes || options.attend_self) detail::smyrf_invert<Arch>(p, ctx);
+    guard.plan = nullptr;
   }
 
   detail::smyrf_plan plan_;

@@ -45,7 +45,7 @@ enum class smyrf_far_field {
 struct smyrf_options {
   /// Clusters per round, 1 to the lengths of q and k; with 1 it is dense attention.
   index_t clusters = 0;
-  index_t rounds = 4;
+  index_t rounds = 4;  ///< 1 to 65536
   std::uint64_t seed = 0;
 
   smyrf_duplicates duplicates = smyrf_duplicates::weighted;

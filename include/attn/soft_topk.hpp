@@ -58,7 +58,8 @@ class tournament {
     plan<Arch>("tournament", view(scores), k, options, ctx);
   }
 
-  /// The same as a new tournament, in the memory of this one.
+  /// The same as a new tournament, in the memory of this one. Arguments that are refused leave it
+  /// as it was; where memory runs out it has no batches.
   template <viewable Scores, class Arch = simd::default_arch>
   void assign(const Scores& scores, index_t k, const soft_topk_options& options = {},
               context& ctx = default_context()) {
@@ -124,11 +125,12 @@ class tournament {
     detail::scratch_carver row_bytes(nullptr), scratch_bytes(nullptr);
     (void)detail::cut_row(row_bytes, n, k);
     (void)detail::cut_scratch(scratch_bytes, n, k);
+    n_batch_ = 0;  // until the plan is complete
     row_lines_ = row_bytes.used() / sizeof(cache_line);
     const std::size_t lines = static_cast<std::size_t>(n_batch * n_heads) * row_lines_;
     if (lines > memory_.size()) memory_ = std::vector<cache_line>(lines);
     lengths_.assign(options.lengths.begin(), options.lengths.end());
-    n_batch_ = n_batch, n_heads_ = n_heads, n_ = n, k_ = k;
+    n_heads_ = n_heads, n_ = n, k_ = k;
     boost_ = options.boost, strength_ = options.strength;
 
     const double rate = detail::boost_rate(options.boost, options.strength);
@@ -146,6 +148,7 @@ class tournament {
                 for (index_t g = 0; g < last - first; ++g) detail::list_parts(rows[g], scratch);
               }
             });
+    n_batch_ = n_batch;
   }
 
   index_t n_batch_ = 0, n_heads_ = 0, n_ = 0, k_ = 0;

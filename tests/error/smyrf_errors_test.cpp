@@ -8,6 +8,7 @@
 #include <attn/smyrf_attention.hpp>
 
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,14 @@ TEST_CASE("smyrf_clusters: options outside their range") {
         "option_error: smyrf_clusters: clusters is 0, expected 1 to 16777216 (length of q)");
   CHECK(plan({.clusters = 6}) == "accepted");
   CHECK(plan({.clusters = 2, .rounds = 0}) ==
-        "option_error: smyrf_clusters: rounds is 0, expected at least 1");
+        "option_error: smyrf_clusters: rounds is 0, expected 1 to 65536");
   CHECK(plan({.clusters = 2, .rounds = -1}) ==
-        "option_error: smyrf_clusters: rounds is -1, expected at least 1");
+        "option_error: smyrf_clusters: rounds is -1, expected 1 to 65536");
+  // So many that the size of the plan would not fit an index.
+  CHECK(plan({.clusters = 2,
+              .rounds = index_t{1} << 61,
+              .clustering = attn::smyrf_clustering::bisection}) ==
+        "option_error: smyrf_clusters: rounds is 2305843009213693952, expected 1 to 65536");
   CHECK(plan({.clusters = 2, .scale = std::numeric_limits<double>::infinity()}) ==
         "option_error: smyrf_clusters: scale is inf, expected a finite number");
   CHECK(plan({.clusters = 2, .softcap = -1}) ==
@@ -207,4 +213,18 @@ TEST_CASE("smyrf_attention_backward: operands that do not fit") {
   CHECK(call(other, d_out.view(), d_q.view(), d_k.view(), attn::no_mask{}) ==
         "shape_error: smyrf_attention_backward: q is [2, 4, 8, 8], expected length 9 (queries of "
         "the clusters)");
+}
+
+TEST_CASE("Clusters that there is no memory for are none") {
+  dense_operands<float> x(dense_problem{.n_q = 8, .n_kv = 6});
+  smyrf_clusters c(x.q.view(), x.k.view(), {.clusters = 2, .rounds = 3});
+  auto extents = x.q.view().extents();
+  extents[2] = index_t{1} << 45;
+  const attn::tensor_view<const float> many(x.q.view().data_handle(), extents, {0, 0, 0, 1});
+  CHECK_THROWS_AS(c.assign(many, x.k.view(), {.clusters = 2, .rounds = 65536}), std::length_error);
+  CHECK(refusal([&] {
+          attn::smyrf_attention(x.q.view(), x.k.view(), x.v.view(), x.out.view(), c);
+        }).ends_with("expected batch 0 (batch of the clusters)"));
+  c.assign(x.q.view(), x.k.view(), {.clusters = 2});
+  CHECK(c.rounds() == 4);
 }

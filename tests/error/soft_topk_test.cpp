@@ -8,6 +8,7 @@
 #include <attn/soft_topk.hpp>
 
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -166,4 +167,18 @@ TEST_CASE("soft_topk_backward: shapes and memory") {
                                    inside);
         }) == "shape_error: soft_topk_backward: d_scores shares memory with d_x, expected separate "
               "memory");
+}
+
+TEST_CASE("A tournament that there is no memory for is none") {
+  const auto scores = buffer({1, 1, 7, 1});
+  tournament t(scores.view(), 2);
+  const attn::tensor_view<const float> many(
+      scores.view().data_handle(), {index_t{1} << 27, 1, index_t{1} << 31, 1}, {0, 0, 0, 1});
+  CHECK_THROWS_AS(t.assign(many, 2), std::length_error);
+  CHECK(t.n_batch() == 0);
+  t.assign(scores.view(), 3);
+  CHECK(t.n_batch() == 1);
+  CHECK(refusal([&] { t.assign(scores.view(), 8); }) ==
+        "option_error: tournament: k is 8, expected 1 to 7 (length of scores)");
+  CHECK(t.n_slots() == 3);
 }

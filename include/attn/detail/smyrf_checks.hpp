@@ -77,8 +77,10 @@ void check_smyrf_options(std::string_view function, const smyrf_options& options
     raise_option(function, "clusters", std::to_string(options.clusters),
                  "1 to " + std::to_string(most) + " (length of " + (by_q ? "q)" : "k)"));
   }
-  if (options.rounds < 1) {
-    raise_option(function, "rounds", std::to_string(options.rounds), "at least 1");
+  constexpr index_t most_rounds = index_t{1} << 16;  // sizes of plans fit an index
+  if (options.rounds < 1 || options.rounds > most_rounds) {
+    raise_option(function, "rounds", std::to_string(options.rounds),
+                 "1 to " + std::to_string(most_rounds));
   }
   check_options<simd::compute_t<Q>>(
       function, dense_options{.scale = options.scale, .softcap = options.softcap}, 0);
