@@ -3,11 +3,11 @@
 // Outputs of the scorers that share memory with anything: scores with parameters, gradients with
 // operands, parameters and each other.
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 
 #include <attn/scorers.hpp>
 
 #include <array>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,15 +17,12 @@ using attn::index_t;
 namespace {
 
 /// "a shares memory with b", or what else came out.
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const attn::shape_error& e) {
-    const std::string text = e.what(), end = ", expected separate memory";
-    const std::size_t begin = text.find(": ") + 2;
-    return text.ends_with(end) ? text.substr(begin, text.size() - begin - end.size()) : text;
-  }
-  return "accepted";
+template <class Call>
+std::string refusal(const Call& call) {
+  const std::string text = attn_test::refusal(call), end = ", expected separate memory";
+  if (!text.ends_with(end)) return text;
+  const std::size_t begin = text.rfind(": ") + 2;
+  return text.substr(begin, text.size() - begin - end.size());
 }
 
 constexpr index_t n = 4, d = 4, d_hidden = 4;
