@@ -17,7 +17,8 @@ ATTN_INLINE batch<double, Arch> widen(const float* p) noexcept {
 #endif
 #if defined(__SSE2__)
   if constexpr (is_sse<Arch>) {
-    return _mm_cvtps_pd(_mm_castpd_ps(_mm_load_sd(reinterpret_cast<const double*>(p))));
+    // Not by way of double*: that may neither alias floats nor stand at their addresses.
+    return _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i_u*>(p))));
   }
 #endif
 #if defined(__aarch64__)
@@ -38,8 +39,7 @@ ATTN_INLINE void narrow(const batch<double, Arch>& x, float* p) noexcept {
   if constexpr (is_avx<Arch>) return _mm_storeu_ps(p, _mm256_cvtpd_ps(x));
 #endif
 #if defined(__SSE2__)
-  if constexpr (is_sse<Arch>) {
-    // Not by way of double*: that may neither alias floats nor stand at their addresses.
+  if constexpr (is_sse<Arch>) {  // as in widen
     return _mm_storel_epi64(reinterpret_cast<__m128i_u*>(p), _mm_castps_si128(_mm_cvtpd_ps(x)));
   }
 #endif
