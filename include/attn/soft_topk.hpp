@@ -188,8 +188,8 @@ void soft_topk(const tournament& t, const X& x, P&& pooled, context& ctx = defau
                              detail::per_slot, "dim of x");
   detail::check_disjoint(function, "pooled", out, "x", xv);
 
-  const detail::pool_order order =
-      detail::choose_pool_order<S>(k, d, detail::can_stream(xv, out, ctx.n_threads()));
+  const detail::pool_order order = detail::choose_pool_order<S>(
+      t.n_sources(), k, d, detail::can_stream(xv, out, ctx.n_threads()), true);
   const index_t slots_per_task =
       order == detail::pool_order::by_slot ? 128 : std::max<index_t>(k, 1);
   const index_t tasks = k == 0 ? 0 : (k - 1) / slots_per_task + 1;
@@ -244,7 +244,7 @@ void soft_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
       detail::rows_together(call.n, call.n_batch * call.n_heads, ctx.n_threads());
   const double rate = detail::boost_rate(options.boost, options.strength);
   const detail::pool_order order = detail::choose_pool_order<S>(
-      call.k, call.d, detail::can_stream(call.x, call.pooled, ctx.n_threads()));
+      call.n, call.k, call.d, detail::can_stream(call.x, call.pooled, ctx.n_threads()), false);
   const index_t n_sums = detail::pool_scratch(order, call.n, call.k, call.d);
   detail::scratch_carver bytes(nullptr);
   (void)parts(bytes, together, call.n, call.k, n_sums);

@@ -14,8 +14,9 @@ using arch = attn::simd::default_arch;
 double expm1_of(double x) {
   alignas(64) double lanes[attn::simd::width<double, arch>];
   std::fill(std::begin(lanes), std::end(lanes), x);
-  const auto y = attn::simd::expm1(attn::simd::load<double, arch>(lanes));
-  y.store_aligned(lanes);
+  attn::simd::batch<double, arch> y[1] = {attn::simd::load<double, arch>(lanes)};
+  attn::simd::expm1_each(y);
+  y[0].store_aligned(lanes);
   return lanes[0];
 }
 
@@ -41,4 +42,25 @@ TEST_CASE("expm1 of special values") {
   CHECK(expm1_of(-1e300) == -1);
   CHECK(std::isnan(expm1_of(std::numeric_limits<double>::quiet_NaN())));
   CHECK(expm1_of(-1e-300) < 0);
+}
+
+TEST_CASE("exp and expm1 of batches side by side are those of each alone") {
+  constexpr int together = 3, width = attn::simd::width<double, arch>;
+  using batch = attn::simd::batch<double, arch>;
+  alignas(64) double x[together * width], expected[together * width];
+  for (int i = 0; i < together * width; ++i) x[i] = -1.75 * i;
+  batch exps[together], expm1s[together];
+  for (int u = 0; u < together; ++u) {
+    exps[u] = expm1s[u] = attn::simd::load<double, arch>(x + u * width);
+    attn::simd::exp(exps[u]).store_aligned(expected + u * width);
+  }
+  attn::simd::exp_each(exps);
+  attn::simd::expm1_each(expm1s);
+  alignas(64) double lanes[width];
+  for (int i = 0; i < together * width; ++i) {
+    exps[i / width].store_aligned(lanes);
+    CHECK(lanes[i % width] == expected[i]);
+    expm1s[i / width].store_aligned(lanes);
+    CHECK(lanes[i % width] == expm1_of(x[i]));
+  }
 }

@@ -174,18 +174,46 @@ struct rank_scratch {
   std::uint32_t* count;  // [digits << most_bits]
 };
 
+template <class F>
+using rank_bits = std::conditional_t<sizeof(F) == 4, std::uint32_t, std::uint64_t>;
+
+// key [n] = rank_key − best. −inf and NaN come behind the worst, at `range`, for often they are far
+// from the rest.
+template <class Arch, class F>
+void keys_of_scores(const F* score, index_t n, const score_range<F>& scores, rank_bits<F> best,
+                    rank_bits<F> range, rank_bits<F>* key) noexcept {
+  using B = simd::batch<F, Arch>;
+  using bits_t = simd::bits_t<F>;
+  using I = simd::batch<bits_t, Arch>;
+  constexpr index_t W = simd::width<F, Arch>;
+  constexpr bits_t positive = std::numeric_limits<bits_t>::max();
+  const B zero(F(0)), all_but_sign = simd::from_bits<F, Arch>(I(positive));
+  index_t i = 0;
+  for (; i + W <= n; i += W) {
+    const B v = simd::load_unaligned<F, Arch>(score + i) + zero;  // −0 is 0
+    const I flips = simd::to_bits<F, Arch>(xsimd::select(v < zero, zero, all_but_sign));
+    const I delta = (simd::to_bits<F, Arch>(v) ^ flips) - I(static_cast<bits_t>(best));
+    delta.store_unaligned(reinterpret_cast<bits_t*>(key + i));
+  }
+  for (; i < n; ++i) key[i] = static_cast<rank_bits<F>>(rank_key(score[i])) - best;
+  if (scores.all) return;
+  for (i = 0; i < n; ++i) {
+    if (!(score[i] > -std::numeric_limits<F>::infinity())) key[i] = range - (score[i] == score[i]);
+  }
+}
+
 // order[r] = index of the score of rank r, sorted[r] = that score, −inf for NaN. n < 2^32.
 //
 // A radix sort by as many of the upper bits as tell most of n apart, and insertion.
 template <class Arch, class F>
 void rank_scores(const F* score, index_t n, double* sorted, std::uint32_t* order,
                  const rank_scratch& s) noexcept {
-  // 1. Words of the upper bits of a key and, below, the index. −inf and NaN come behind the worst:
-  //    often they are far from the rest.
+  // 1. Keys, and how often each digit of their upper bits occurs.
   const score_range<F> scores = range_of_scores<Arch>(score, n);
-  const std::uint64_t best = rank_key(scores.best);
-  const std::uint64_t range = rank_key(scores.worst) - best + 2;
-  const std::uint64_t absent = rank_key(-std::numeric_limits<F>::infinity());
+  const auto best = static_cast<rank_bits<F>>(rank_key(scores.best));
+  const auto range = static_cast<rank_bits<F>>(rank_key(scores.worst) - best + 2);
+  auto* key = reinterpret_cast<rank_bits<F>*>(s.words);
+  keys_of_scores<Arch>(score, n, scores, best, range, key);
   // Scores of a smooth density fill a few of the exponents: 6 bits more than n has.
   const auto size = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n)));
   const int bits = std::min(rank_scratch::most_bits, (size + 6) / rank_scratch::digits);
@@ -193,50 +221,41 @@ void rank_scores(const F* score, index_t n, double* sorted, std::uint32_t* order
       std::max(0, static_cast<int>(std::bit_width(range)) - rank_scratch::digits * bits);
   const std::size_t values = std::size_t{1} << bits;
   const std::uint64_t mask = values - 1;
-  constexpr int index_bits = 32;
   std::uint32_t *low = s.count, *high = s.count + values;
   std::fill_n(low, 2 * values, std::uint32_t{0});
-  const auto count = [&](const auto& delta_of) {
-    for (index_t i = 0; i < n; ++i) {
-      const std::uint64_t upper = delta_of(score[i]) >> lost;
-      s.words[i] = upper << index_bits | static_cast<std::uint64_t>(i);
-      ++low[upper & mask];
-    }
-  };
-  if (scores.all) {
-    count([=](F v) { return rank_key(v) - best; });
-  } else {
-    count([=](F v) {
-      const std::uint64_t key = rank_key(v);
-      return key < absent ? key - best : range - (key == absent);
-    });
+  for (index_t i = 0; i < n; ++i) {
+    const std::uint64_t upper = key[i] >> lost;
+    ++low[upper & mask];
+    ++high[upper >> bits];
+  }
+  std::uint32_t low_sum = 0, high_sum = 0;
+  for (std::size_t value = 0; value < values; ++value) {
+    low_sum += std::exchange(low[value], low_sum);
+    high_sum += std::exchange(high[value], high_sum);
   }
 
   // 2. By the lower digit, then by the upper one to their ranks.
-  const auto add_up = [values](std::uint32_t* counts) {
-    std::uint32_t sum = 0;
-    for (std::size_t value = 0; value < values; ++value) sum += std::exchange(counts[value], sum);
-  };
-  add_up(low);
+  constexpr int index_bits = 32;
   for (index_t i = 0; i < n; ++i) {
-    const std::uint64_t word = s.words[i];
-    s.other[low[word >> index_bits & mask]++] = word;
-    ++high[word >> (index_bits + bits)];
+    const std::uint64_t upper = key[i] >> lost;
+    s.other[low[upper & mask]++] = upper >> bits << index_bits | static_cast<std::uint64_t>(i);
   }
-  add_up(high);
   for (index_t i = 0; i < n; ++i) {
     const std::uint64_t word = s.other[i];
-    const std::uint32_t r = high[word >> (index_bits + bits)]++;
+    const std::uint32_t r = high[word >> index_bits]++;
     const auto index = static_cast<std::uint32_t>(word);
     order[r] = index;
-    sorted[r] = without_nan(static_cast<double>(score[index]));
+    sorted[r] = static_cast<double>(score[index]);
+  }
+  if (!scores.all) {
+    for (index_t r = 0; r < n; ++r) sorted[r] = without_nan(sorted[r]);
   }
 
   // 3. What is left.
   if (!insert_scores<Arch>(sorted, order, n, 8 * n)) {
     std::sort(order, order + n, [score](std::uint32_t a, std::uint32_t z) {
-      const std::uint64_t key = rank_key(score[a]), other = rank_key(score[z]);
-      return key != other ? key < other : a < z;
+      const std::uint64_t key_a = rank_key(score[a]), key_z = rank_key(score[z]);
+      return key_a != key_z ? key_a < key_z : a < z;
     });
     for (index_t r = 0; r < n; ++r) {
       sorted[r] = without_nan(static_cast<double>(score[order[r]]));
