@@ -2,6 +2,7 @@
 //
 // Linear and nonlinear scorers against their definition, within bounds from the data.
 #include "reference/scorers.hpp"
+#include "support/allocation_counter.hpp"
 #include "support/catch.hpp"
 #include "support/dense_call.hpp"
 #include "support/random.hpp"
@@ -270,4 +271,31 @@ TEST_CASE("Gradients of the scorers agree with finite differences") {
   };
   for (std::size_t e = 0; e < flat.size(); ++e) check(flat[e], d_x[e]);
   for (std::size_t e = 0; e < weights.size(); ++e) check(weights[e], d_w1[e]);
+}
+
+TEST_CASE("A repeated call of a learned scorer allocates nothing") {
+  const index_t n = 150, d = 270, d_hidden = 300;
+  const bool transposed = GENERATE(false, true);
+  std::vector<double> x(at(n * d), 0.5), g(at(n), 1.0), d_x(x.size()), scores(g.size());
+  std::vector<double> w(at(d), 0.1), d_w(w.size()), w1(at(d * d_hidden), 0.1), d_w1(w1.size());
+  std::vector<double> b1(at(d_hidden), 0.1), w2(b1), d_b1(b1), d_w2(b1);
+  double d_b = 0;
+  const auto rows = [&](std::vector<double>& v) { return attn::bhld(v.data(), 1, 1, n, d); };
+  const auto column = [&](std::vector<double>& v) { return attn::bhld(v.data(), 1, 1, n, 1); };
+  const attn::tensor_view<const double> first(
+      w1.data(), {1, 1, d, d_hidden},
+      {0, 0, transposed ? 1 : d_hidden, transposed ? d : index_t{1}});
+  const attn::linear_scorer<double> linear{w};
+  const attn::nonlinear_scorer<double> nonlinear{first, b1, w2};
+  const auto call = [&] {
+    linear(rows(x), column(scores));
+    linear.backward(rows(x), column(g), rows(d_x), std::span<double>(d_w), d_b);
+    nonlinear(rows(x), column(scores));
+    nonlinear.backward(rows(x), column(g), rows(d_x), attn::bhld(d_w1.data(), 1, 1, d, d_hidden),
+                       std::span<double>(d_b1), std::span<double>(d_w2), d_b);
+  };
+  call();
+  const allocation_counter allocations;
+  call();
+  CHECK(allocations.count() == 0);
 }

@@ -123,6 +123,13 @@ struct nonlinear_head {
 
   [[nodiscard]] index_t d() const noexcept { return first.n_in(); }
   [[nodiscard]] index_t d_hidden() const noexcept { return first.n_out(); }
+  // w1ᵀ, without a bias.
+  [[nodiscard]] projection<T> first_transposed() const noexcept {
+    const tensor_view<const T>& w = first.w;
+    return {tensor_view<const T>(w.data_handle(), {1, 1, d_hidden(), d()},
+                                 {w.stride(0), w.stride(1), w.stride(3), w.stride(2)}),
+            {}};
+  }
   // Columns [begin, begin + n) of the hidden layer.
   [[nodiscard]] projection<T> columns(index_t begin, index_t n) const noexcept {
     const tensor_view<const T>& w = first.w;
@@ -175,7 +182,6 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
                                const nonlinear_gradients<T>& gradients, context& ctx) {
   using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using map = Eigen::Map<matrix>;
-  using strided_map = Eigen::Map<const matrix, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
   const index_t d = head.d(), d_hidden = head.d_hidden();
   // Rows and hidden layer of a tile; hidden becomes u.
   const auto differentiate = [&](const T* w2, index_t columns, index_t b, index_t h, index_t first,
@@ -198,9 +204,6 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
   scratch_carver count(nullptr);
   (void)count.take<T>(scorer_rows * d);
   (void)count.take<T>(scorer_rows * d_hidden);
-  const tensor_view<const T>& w1 = head.first.w;
-  const strided_map W1(w1.data_handle(), d, d_hidden,
-                       Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(w1.stride(2), w1.stride(3)));
   for_each_row_tile(
       x, ctx, count.used(), [&](std::byte* memory, index_t b, index_t h, index_t first, index_t n) {
         scratch_carver cutter(memory);
@@ -209,7 +212,7 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
         make_row_source<T, Arch>(x, b, h).read(first, n, d, rows, d);
         hidden_layer<Arch>(rows, n, head.first, hidden);
         differentiate(head.w2.data(), d_hidden, b, h, first, n, hidden, nullptr, nullptr);
-        map(rows, n, d).noalias() = map(hidden, n, d_hidden) * W1.transpose();
+        project<Arch>(hidden, n, head.first_transposed(), rows);
         make_row_sink<T, Arch>(d_x, b, h).write(rows, d, first, n, d);
       });
 
@@ -248,7 +251,11 @@ void nonlinear_scores_backward(const tensor_view<X>& x, const nonlinear_head<T>&
             hidden_layer<Arch>(item.rows, n, p, item.hidden);
             differentiate(head.w2.data() + begin, columns, b, h, first, n, item.hidden, item.d_w2,
                           item.d_b1);
-            sum.noalias() += map(item.rows, n, d).transpose() * map(item.hidden, n, columns);
+            const map x_rows(item.rows, n, d), u(item.hidden, n, columns);
+            for (index_t c = 0; c < d; c += projection_tile<T>::rows) {  // on the stack
+              const index_t some = std::min(projection_tile<T>::rows, d - c);
+              sum.middleRows(c, some).noalias() += x_rows.middleCols(c, some).transpose() * u;
+            }
           }
         }
       }
