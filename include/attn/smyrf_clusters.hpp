@@ -36,13 +36,15 @@ namespace attn {
 /// platform. It may be inspected, copied, kept for the backward pass, and used for other tensors of
 /// the same shape (the next layer, the next step).
 ///
-/// **Numerics** Vectors are taken as float. Equal hashes go by position; if all are equal, clusters
-/// are stretches of the sequence. A row that is not finite ranks after all others and does not
-/// enter norms or directions: the clusters of the other rows stay useful. Sizes are balanced over
-/// the valid positions of each batch; where these are fewer than the clusters, some are empty.
+/// **Numerics** Vectors are taken as float, by bisection as 14-bit integers times a power of two
+/// for each row. Equal hashes go by position; if all are equal, clusters are stretches of the
+/// sequence. A row that is not finite ranks after all others and does not enter norms or
+/// directions: the clusters of the other rows stay useful. Sizes are balanced over the valid
+/// positions of each batch; where these are fewer than the clusters, some are empty.
 /// **Cost** ranks: 2·n·d·rounds flops and two passes per round in place of a sort. bisection:
-/// log2(clusters) times that. 8 bytes per row and round are kept, 4 (rounds + 2) more while it is
-/// made.
+/// log2(clusters) times that, in 16-bit integers. 8 bytes per row and round are kept; while it is
+/// made, 4 (rounds + 2) more with ranks, 2 d + 20 more per row of one head and thread with
+/// bisection.
 /// **References** Daras, Kitaev, Odena, Dimakis, "SMYRF", NeurIPS 2020 (ranks). bisection: this
 /// library, docs/kernels/smyrf_attention.md.
 /// **Example** examples/smyrf.cpp

@@ -16,13 +16,13 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <limits>
+#include <cstdint>
 
 #include <attn/context.hpp>
 #include <attn/detail/scratch_carver.hpp>
-#include <attn/detail/smyrf_cut.hpp>
+#include <attn/detail/smyrf_coarse_rows.hpp>
 #include <attn/detail/smyrf_directions.hpp>
+#include <attn/detail/smyrf_halves.hpp>
 #include <attn/detail/smyrf_plan.hpp>
 #include <attn/lsh.hpp>
 
@@ -54,49 +54,36 @@ class smyrf_bisector {
   }
 
  private:
-  struct rows {
-    const float* data;
-    index_t stride;
-    [[nodiscard]] const float* operator()(index_t i) const noexcept { return data + i * stride; }
-  };
-
   void carve(scratch_carver& memory) noexcept {
-    const index_t d = plan_.d_qk, n = std::max(plan_.n_q, plan_.n_kv);
-    cut_ = smyrf_cut_scratch::carve(memory, n, 2);
-    hash_ = memory.take<double>(smyrf_padded<Arch>(n));
-    list_ = memory.take<index_t>(n);
-    if (n > 0 && plan_.n_batch > 0 && plan_.n_heads > 0) {
-      copies_q_ = x_.q(0, 0).direct == nullptr;
-      copies_k_ = x_.k(0, 0).direct == nullptr;
+    const index_t d = plan_.d_qk;
+    halving_.carve(memory, std::max(plan_.n_q, plan_.n_kv));
+    directions_.carve(memory, d);
+    const index_t heads = plan_.n_heads > 0 ? plan_.group() : 0;
+    q_ = memory.take<smyrf_coarse_rows>(heads);
+    for (index_t i = 0; i < heads; ++i) {
+      smyrf_coarse_rows rows;
+      rows.carve(memory, plan_.n_q, d);
+      if (q_ != nullptr) q_[i] = rows;
     }
-    if (copies_q_) q_copy_ = memory.take<float>(plan_.group() * plan_.n_q * d);
-    if (copies_k_) k_copy_ = memory.take<float>(plan_.n_kv * d);
-    q_sample_ = memory.take<float>(smyrf_largest_sample * d);
-    k_sample_ = memory.take<float>(smyrf_largest_sample * d);
-    a_ = memory.take<double>(d);
-    b_dir_ = memory.take<double>(d);
-    q_ = memory.take<rows>(plan_.n_heads > 0 ? plan_.group() : 0);
+    k_.carve(memory, plan_.n_kv, d);
+    a_ = memory.take<std::int16_t>(smyrf_coarse_stride(d));
+    b_dir_ = memory.take<std::int16_t>(smyrf_coarse_stride(d));
   }
 
   [[nodiscard]] index_t first_head() const noexcept { return g_ * plan_.group(); }
   [[nodiscard]] index_t last_head() const noexcept { return (g_ + 1) * plan_.group(); }
 
-  // Rows of the heads of a group as float.
+  // Rows of the heads of a group.
   void enter(index_t b, index_t g) noexcept {
     if (b == at_b_ && g == g_) return;
     at_b_ = b, g_ = g;
     n_q_ = plan_.q_length(b), n_kv_ = plan_.k_length(b);
-    const index_t d = plan_.d_qk;
-    const row_source<float> k = x_.k(b, g);
-    if (copies_k_) k.read(0, n_kv_, d, k_copy_, d);
-    k_ = copies_k_ ? rows{k_copy_, d} : rows{k.direct, k.row_stride};
+    k_.set_units(n_kv_, k_.template load<Arch>(x_.k(b, g), n_kv_));
+    int highest = 2 * smyrf_smallest_exponent;
     for (index_t h = first_head(); h < last_head(); ++h) {
-      const row_source<float> q = x_.q(b, h);
-      const index_t i = h - first_head();
-      float* copy = q_copy_ + i * (copies_q_ ? plan_.n_q * d : 0);
-      if (copies_q_) q.read(0, n_q_, d, copy, d);
-      q_[i] = copies_q_ ? rows{copy, d} : rows{q.direct, q.row_stride};
+      highest = std::max(highest, q_[h - first_head()].template load<Arch>(x_.q(b, h), n_q_));
     }
+    for (index_t i = 0; i < plan_.group(); ++i) q_[i].set_units(n_q_, highest);
   }
 
   static void iota(index_t* list, index_t n) noexcept {
@@ -117,38 +104,40 @@ class smyrf_bisector {
   }
 
   // The members of clusters [c0, mid) before those of [mid, c1), both by position.
-  void split(const rows& x, index_t* order, const double* direction, index_t length, index_t c0,
-             index_t mid, index_t c1) noexcept {
+  void split(const smyrf_coarse_rows& x, index_t* order, const std::int16_t* direction,
+             index_t length, index_t c0, index_t mid, index_t c1) noexcept {
     const index_t first = plan_.begin(length, c0), n = plan_.begin(length, c1) - first;
     const index_t left = plan_.begin(length, mid) - first;
     if (left == 0 || left == n) return;
+    const index_t stride = smyrf_coarse_stride(plan_.d_qk);
     index_t* list = order + first;
-    smyrf_project<Arch>([&](index_t i) { return x(list[i]); }, n, direction, plan_.d_qk, hash_);
-    for (index_t i = 0; i < n; ++i) {  // infinities come from rows that have them
-      if (hash_[i] - hash_[i] != 0) hash_[i] = std::numeric_limits<double>::quiet_NaN();
-    }
-    std::copy_n(list, n, list_);
-    const std::array<index_t, 3> begin{0, left, n};
-    smyrf_cut<Arch>(hash_, n, 2, begin.data(), cut_,
-                    [&](index_t i, index_t slot) { list[slot] = list_[i]; });
+    smyrf_project<Arch>(
+        [&](index_t i) {
+          const std::int16_t* ahead = x(list[std::min(i + 16, n - 1)]);
+          for (index_t c = 0; c < stride; c += 32) __builtin_prefetch(ahead + c, 0, 3);
+          return x(list[i]);
+        },
+        [&](index_t i) { return x.unit(list[i]); }, n, direction, stride, halving_.hash);
+    halving_.split(list, n, halving_.template find<Arch>(n, left));
   }
 
   void find_directions(index_t c0, index_t c1, std::uint64_t node) noexcept {
-    const index_t d = plan_.d_qk;
+    const index_t stride = smyrf_coarse_stride(plan_.d_qk);
     // 1. Samples, evenly spaced over the positions; rows that are not finite are left out.
-    index_t n_k = 0, n_q = 0;
     const index_t k_first = plan_.begin(n_kv_, c0), k_last = plan_.begin(n_kv_, c1);
+    k_sample_.n = q_sample_.n = 0;
     take_sample(k_, plan_.keys(at_b_, g_, round_) + k_first, k_last - k_first,
-                sample_size(k_last - k_first), k_sample_, n_k);
+                sample_size(k_last - k_first), k_sample_);
     const index_t q_first = plan_.begin(n_q_, c0), q_last = plan_.begin(n_q_, c1);
     const index_t total = sample_size(q_last - q_first), heads = plan_.group();
     for (index_t i = 0; i < heads; ++i) {
       take_sample(q_[i], plan_.queries(at_b_, first_head() + i, round_) + q_first, q_last - q_first,
-                  total * (i + 1) / heads - total * i / heads, q_sample_, n_q);
+                  total * (i + 1) / heads - total * i / heads, q_sample_);
     }
     // 2. From the difference of two random keys, two alternations.
-    std::fill_n(a_, d, 0.0);
-    std::fill_n(b_dir_, d, 0.0);
+    std::fill_n(a_, stride, std::int16_t{0});
+    std::fill_n(b_dir_, stride, std::int16_t{0});
+    const index_t n_k = k_sample_.n;
     if (n_k < 2) return;
     const auto stream = static_cast<std::uint64_t>(round_);
     const auto random = [&](std::uint64_t word, index_t n) {
@@ -156,28 +145,27 @@ class smyrf_bisector {
                                   static_cast<std::uint64_t>(n));
     };
     const index_t i = random(0, n_k), j = (i + 1 + random(1, n_k - 1)) % n_k;
-    for (index_t c = 0; c < d; ++c) {
-      const double x = static_cast<double>(k_sample_[i * d + c]);
-      const double y = static_cast<double>(k_sample_[j * d + c]);
-      a_[c] = static_cast<double>(static_cast<float>(x - y));
-    }
-    if (n_q < 2) return std::copy_n(a_, d, b_dir_), void();
-    smyrf_difference_of_halves<Arch>(q_sample_, n_q, d, a_, b_dir_);
-    smyrf_difference_of_halves<Arch>(k_sample_, n_k, d, b_dir_, a_);
-    smyrf_difference_of_halves<Arch>(q_sample_, n_q, d, a_, b_dir_);
+    directions_.difference(k_sample_, i, j, a_);
+    if (q_sample_.n < 2) return std::copy_n(a_, stride, b_dir_), void();
+    directions_.difference_of_halves(q_sample_, a_, b_dir_);
+    directions_.difference_of_halves(k_sample_, b_dir_, a_);
+    directions_.difference_of_halves(q_sample_, a_, b_dir_);
   }
 
   [[nodiscard]] static index_t sample_size(index_t n) noexcept {
-    return std::min(n, std::clamp<index_t>(n / 4, 32, smyrf_largest_sample));
+    return std::min(n, std::clamp<index_t>(n / 4, 32, smyrf_sample::most));
   }
 
-  void take_sample(const rows& x, const index_t* list, index_t n, index_t wanted, float* sample,
-                   index_t& taken) const noexcept {
-    const index_t d = plan_.d_qk;
-    for (index_t s = 0; s < wanted; ++s) {
-      float* out = sample + taken * d;
-      std::copy_n(x(list[s * n / wanted]), d, out);
-      if (smyrf_finite<Arch>(out, d)) ++taken;
+  static void take_sample(const smyrf_coarse_rows& x, const index_t* list, index_t n,
+                          index_t wanted, smyrf_sample& sample) noexcept {
+    if (wanted == 0) return;
+    // Places s · n / wanted, without a division for each.
+    const index_t step = n / wanted, rest = n % wanted;
+    for (index_t s = 0, place = 0, part = 0; s < wanted; ++s) {
+      const index_t i = list[place];
+      if (x.is_finite(i)) sample.add(x(i), x.unit(i));
+      place += step, part += rest;
+      if (part >= wanted) ++place, part -= wanted;
     }
   }
 
@@ -185,15 +173,12 @@ class smyrf_bisector {
   const smyrf_operands& x_;
   std::uint64_t seed_;
   index_t at_b_ = -1, g_ = -1, round_ = 0, n_q_ = 0, n_kv_ = 0;
-  bool copies_q_ = false, copies_k_ = false;
-  smyrf_cut_scratch cut_{};
-  double* hash_ = nullptr;
-  float *q_copy_ = nullptr, *k_copy_ = nullptr;
-  float *q_sample_ = nullptr, *k_sample_ = nullptr;
-  index_t* list_ = nullptr;
-  double *a_ = nullptr, *b_dir_ = nullptr;
-  rows k_{};
-  rows* q_ = nullptr;
+  smyrf_halving halving_;
+  smyrf_directions<Arch> directions_;
+  smyrf_sample q_sample_, k_sample_;
+  smyrf_coarse_rows* q_ = nullptr;  // of the heads of a group
+  smyrf_coarse_rows k_;
+  std::int16_t *a_ = nullptr, *b_dir_ = nullptr;
 };
 
 template <class Arch>

@@ -2,136 +2,119 @@
 //
 // Directions from samples of rows.
 //
-// The same on every platform: rows and directions are floats, whose products are exact in double,
-// and sums have 8 lanes or run in order, whatever the width of the vectors.
+// All sums are of integers, so they are the same on every platform.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 
-#include <attn/detail/tile_products.hpp>
+#include <attn/detail/scratch_carver.hpp>
+#include <attn/detail/smyrf_coarse_rows.hpp>
+#include <attn/detail/smyrf_halves.hpp>
 #include <attn/simd/batch.hpp>
-#include <attn/simd/widen.hpp>
+#include <attn/simd/int16.hpp>
 #include <attn/view.hpp>
 
 namespace attn::detail {
 
-/// Rows that a direction is made of, at most.
-inline constexpr index_t smyrf_largest_sample = 128;
-
-/// out[r] = Σ_c x[r][c] a[c] for R rows: eight sums of every eighth coordinate, added in one fixed
-/// order. Several rows at a time hide the latency of the additions.
-template <class Arch, int R>
-ATTN_INLINE void smyrf_dots(const float* const (&x)[R], const double* a, index_t d,
-                            double* out) noexcept {
-  using B = simd::batch<double, Arch>;
-  constexpr int W = simd::width<double, Arch>, lanes = 8, N = lanes / W;
-  static_assert(N >= 1 && N * W == lanes);
-  B sum[R][N];
-  for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < N; ++j) sum[r][j] = B(0.0);
-  }
-  index_t c = 0;
-  for (; c + lanes <= d; c += lanes) {
-    ATTN_UNROLL for (int j = 0; j < N; ++j) {
-      const B direction = simd::load<double, Arch>(a + c + j * W);
-      ATTN_UNROLL for (int r = 0; r < R; ++r) {
-        sum[r][j] = simd::multiply_add(simd::widen<Arch>(x[r] + c + j * W), direction, sum[r][j]);
-      }
+/// hash[i] = row(i)·a · unit(i) for n rows, +∞ for those that are not finite.
+template <class Arch, class Row, class Unit>
+void smyrf_project(const Row& row, const Unit& unit, index_t n, const std::int16_t* a,
+                   index_t stride, float* hash) noexcept {
+  for (index_t i = 0; i < n; i += 4) {
+    const index_t last = n - 1;
+    const index_t j[4] = {i, std::min(i + 1, last), std::min(i + 2, last), std::min(i + 3, last)};
+    const std::int16_t* const four[4] = {row(j[0]), row(j[1]), row(j[2]), row(j[3])};
+    std::int32_t dot[4];
+    simd::integer_dots<Arch>(four, a, stride, dot);
+    for (int r = 0; r < 4; ++r) {
+      const float u = unit(j[r]);
+      hash[i + r] =
+          u == u ? static_cast<float>(dot[r]) * u : std::numeric_limits<float>::infinity();
     }
   }
-  for (int r = 0; r < R; ++r) {
-    alignas(64) double lane[lanes];
-    for (int j = 0; j < N; ++j) sum[r][j].store_aligned(lane + j * W);
-    for (index_t t = c; t < d; ++t) lane[t - c] += static_cast<double>(x[r][t]) * a[t];
-    out[r] =
-        ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-  }
 }
 
-/// out[i] = row(i)·a for n rows.
-template <class Arch, class Row>
-void smyrf_project(const Row& row, index_t n, const double* a, index_t d, double* out) noexcept {
-  index_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    const float* const four[4] = {row(i), row(i + 1), row(i + 2), row(i + 3)};
-    smyrf_dots<Arch>(four, a, d, out + i);
-  }
-  for (; i < n; ++i) {
-    const float* const one[1] = {row(i)};
-    smyrf_dots<Arch>(one, a, d, out + i);
-  }
-}
+/// Rows that a direction is made of.
+struct smyrf_sample {
+  static constexpr index_t most = 128;
+  std::array<const std::int16_t*, most> row;
+  std::array<float, most> unit;
+  index_t n = 0;
 
-/// Whether a row has neither inf nor NaN.
+  void add(const std::int16_t* x, float u) noexcept {
+    row[static_cast<std::size_t>(n)] = x, unit[static_cast<std::size_t>(n)] = u;
+    ++n;
+  }
+};
+
+/// Makes directions for rows of d numbers.
 template <class Arch>
-[[nodiscard]] bool smyrf_finite(const float* x, index_t d) noexcept {
-  using B = simd::batch<float, Arch>;
-  constexpr int W = simd::width<float, Arch>;
-  B bad(0.0f);
-  float bad_tail = 0;
-  index_t c = 0;
-  for (; c + W <= d; c += W) {
-    bad = simd::multiply_add(simd::load_unaligned<float, Arch>(x + c), B(0.0f), bad);
-  }
-  for (; c < d; ++c) bad_tail += x[c] * 0.0f;
-  return xsimd::all(bad == B(0.0f)) && bad_tail == 0;
-}
+class smyrf_directions {
+  using signs = std::array<std::int16_t, smyrf_sample::most>;
 
-/// out = mean of the upper half of the rows x [n][d] by x·direction − mean of the lower half, as
-/// floats. Of an odd number of rows the last one is left out. n is at most smyrf_largest_sample.
-template <class Arch>
-void smyrf_difference_of_halves(const float* x, index_t n, index_t d, const double* direction,
-                                double* out) noexcept {
-  using B = simd::batch<double, Arch>;
-  constexpr index_t W = simd::width<double, Arch>, N = 4;
-  const index_t half = n / 2;
-  n = 2 * half;
-  // 1. Signs of the rows: −1 for the half with the lower products, ties by position.
-  struct projected {
-    double product;
-    index_t row;
-  };
-  const auto before = [](const projected& a, const projected& b) {
-    return a.product != b.product ? a.product < b.product : a.row < b.row;
-  };
-  std::array<double, smyrf_largest_sample> sign;
-  smyrf_project<Arch>([&](index_t i) { return x + i * d; }, n, direction, d, sign.data());
-  std::array<projected, smyrf_largest_sample> sorted;
-  for (index_t i = 0; i < n; ++i) {
-    sorted[static_cast<std::size_t>(i)] = {sign[static_cast<std::size_t>(i)], i};
+ public:
+  void carve(scratch_carver& memory, index_t d) noexcept {
+    d_ = d, stride_ = smyrf_coarse_stride(d);
+    halving_.carve(memory, smyrf_sample::most);
+    sum_ = memory.take<std::int32_t>(stride_);
+    column_ = memory.take<float>(d);
   }
-  std::nth_element(sorted.begin(), sorted.begin() + half, sorted.begin() + n, before);
-  for (index_t i = 0; i < n; ++i) {
-    const index_t row = sorted[static_cast<std::size_t>(i)].row;
-    sign[static_cast<std::size_t>(row)] = i < half ? -1 : 1;
-  }
-  // 2. Σ ± x / half, a few columns at a time; each sum runs over the rows in order.
-  const double count = static_cast<double>(half);
-  const auto store = [&](index_t c, double sum) {
-    out[c] = static_cast<double>(static_cast<float>(sum / count));
-  };
-  index_t c = 0;
-  for (; c + N * W <= d; c += N * W) {
-    B sum[N];
-    for (B& s : sum) s = B(0.0);
-    for (index_t i = 0; i < n; ++i) {
-      const B s(sign[static_cast<std::size_t>(i)]);
-      ATTN_UNROLL for (index_t j = 0; j < N; ++j) {
-        sum[j] = simd::multiply_add(s, simd::widen<Arch>(x + i * d + c + j * W), sum[j]);
-      }
+
+  /// out = the direction of x[i] − x[j]
+  void difference(const smyrf_sample& x, index_t i, index_t j, std::int16_t* out) const noexcept {
+    smyrf_sample two;
+    for (const index_t r : {i, j}) {
+      two.add(x.row[static_cast<std::size_t>(r)], x.unit[static_cast<std::size_t>(r)]);
     }
-    alignas(64) double lane[N * W];
-    for (index_t j = 0; j < N; ++j) sum[j].store_aligned(lane + j * W);
-    for (index_t j = 0; j < N * W; ++j) store(c + j, lane[j]);
+    signs sign;
+    sign[0] = 1, sign[1] = -1;
+    direction_of_sum(two, sign, 2, out);
   }
-  for (; c < d; ++c) {
-    double sum = 0;
+
+  /// out = the direction of mean(upper half of the rows by x·a) − mean(lower half). Of an odd
+  /// number of rows the last one is left out.
+  void difference_of_halves(const smyrf_sample& x, const std::int16_t* a,
+                            std::int16_t* out) const noexcept {
+    const index_t n = x.n / 2 * 2;
+    smyrf_project<Arch>([&](index_t i) { return x.row[static_cast<std::size_t>(i)]; },
+                        [&](index_t i) { return x.unit[static_cast<std::size_t>(i)]; }, n, a,
+                        stride_, halving_.hash);
+    const smyrf_threshold cut = halving_.template find<Arch>(n, n / 2);
+    signs sign;
     for (index_t i = 0; i < n; ++i) {
-      sum += sign[static_cast<std::size_t>(i)] * static_cast<double>(x[i * d + c]);
+      sign[static_cast<std::size_t>(i)] = cut.is_above(halving_.hash[i], i) ? -1 : 1;
     }
-    store(c, sum);
+    direction_of_sum(x, sign, n, out);
   }
-}
+
+ private:
+  // Σ ± unit · row over an even number of rows. Units are taken as a power of two of the largest,
+  // and rows that are less than 2^−9 of it count for nothing.
+  void direction_of_sum(const smyrf_sample& x, const signs& sign, index_t n,
+                        std::int16_t* out) const noexcept {
+    float largest = 0;
+    for (index_t i = 0; i < n; ++i) {
+      largest = std::max(largest, x.unit[static_cast<std::size_t>(i)]);
+    }
+    const float scale = 0x1p9f / largest;  // 128 rows of 2^14 times 2^9: 2^30
+    signs weight;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      weight[i] = static_cast<std::int16_t>(sign[i] * static_cast<int>(x.unit[i] * scale));
+    }
+    simd::integer_sums<Arch>(x.row.data(), weight.data(), n, stride_, sum_);
+    for (index_t c = 0; c < d_; ++c) column_[c] = static_cast<float>(sum_[c]);
+    int e = 0;
+    (void)smyrf_exponent<Arch>(column_, d_, e);
+    (void)smyrf_coarsen<Arch>(column_, e, d_, out);
+  }
+
+  index_t d_ = 0, stride_ = 0;
+  smyrf_halving halving_;
+  std::int32_t* sum_ = nullptr;
+  float* column_ = nullptr;
+};
 
 }  // namespace attn::detail
