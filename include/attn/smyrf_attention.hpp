@@ -33,7 +33,8 @@ namespace attn {
 /// @param v [B, Hkv, n_kv, d_v]
 /// @param out [B, H, n_q, d_v], in memory of its own
 /// @param lse [B, H, n_q, 1], float (double for double tensors); leave it out if not needed
-/// @param c clusters made for tensors of these shapes; scale, softcap and the rest are its options
+/// @param c clusters made for this batch, these heads and lengths; scale, softcap and the rest are
+/// its options
 /// @param rule masks and biases, composed with `&` (score_rule.hpp)
 /// @param ctx threads and reused scratch (context.hpp)
 ///

@@ -100,7 +100,7 @@ ATTN_INLINE void pool_part_columns(const slot_parts& parts, const T* x, index_t 
   B sum[C];
   ATTN_UNROLL for (int e = 0; e < C; ++e) sum[e] = B(S(0));
   for (const topk_part* part = parts.begin; part != parts.end; ++part) {
-    const T* later = x + std::min(part + parts.ahead, parts.last)->source * row_stride;
+    const T* later = x + part[std::min(parts.ahead, parts.last - part)].source * row_stride;
     ATTN_UNROLL for (index_t e = 0; e < C * W; e += line) __builtin_prefetch(later + e);
     const S w = static_cast<S>(part->weight);
     if (!counts(w)) continue;
