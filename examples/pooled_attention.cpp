@@ -35,13 +35,13 @@ int main() {
   };
 
   // 1. What each key is worth, [1, n_heads, n_kv, 1]: here a weight vector applied to the key. A
-  // model
-  //    has its own scorer, and learns it through d_scores.
+  //    sigmoid behind it, since the default boost wants scores in a bounded range.
   const std::vector<float> w(d, 0.2f);
   std::vector<float> scores(n_heads * n_kv);
   const auto S = attn::bhld(scores.data(), 1, n_heads, n_kv, 1);
   const attn::linear_scorer<float> scorer{w, 0.0f};
   scorer(K, S);
+  attn::squash_scores(S, S);
 
   // 2. Attention to all keys, and to the 512 survivors.
   const double t_full = milliseconds([&] { attn::dense_attention(Q, K, V, Full); });
@@ -53,7 +53,8 @@ int main() {
       "that uses them\n",
       n_kv, t_full, kept, t_pooled);
 
-  // 3. Training: the gradients of queries, keys, values and scores.
+  // 3. Training: the gradients of queries, keys, values and scores, and on to the scorer's own. A
+  //    model adds d_k_scored to d_k.
   const std::vector<float> d_out(q.size(), 1.0f);
   std::vector<float> d_q(q.size()), d_k(k.size()), d_v(v.size()), d_scores(scores.size());
   attn::pooled_attention_backward(
@@ -61,6 +62,11 @@ int main() {
       attn::bhld(d_q.data(), 1, n_heads, n_q, d), attn::bhld(d_k.data(), 1, n_heads, n_kv, d),
       attn::bhld(d_v.data(), 1, n_heads, n_kv, d), attn::bhld(d_scores.data(), 1, n_heads, n_kv, 1),
       options);
+  const auto D = attn::bhld(d_scores.data(), 1, n_heads, n_kv, 1);
+  attn::squash_scores_backward(S, D, D);
+  std::vector<float> d_k_scored(k.size()), d_w(d);
+  float d_b = 0;
+  scorer.backward(K, D, attn::bhld(d_k_scored.data(), 1, n_heads, n_kv, d), d_w, d_b);
   index_t learning = 0;
   for (const float g : d_scores) learning += g != 0;
   std::printf("%td of %td scores have a gradient\n", learning, n_heads * n_kv);

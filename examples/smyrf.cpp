@@ -81,5 +81,18 @@ int main() {
   const double halved =
       show("bisection, 2 rounds of 16",
            {.clusters = 16, .rounds = 2, .duplicates = removed, .clustering = bisection});
-  return halved < by_rank ? 0 : 1;
+
+  // Gradients: of out and lse as the last call left them, with a plan like its own.
+  const attn::smyrf_clusters clusters(
+      Q, K, {.clusters = 16, .rounds = 2, .duplicates = removed, .clustering = bisection});
+  std::vector<float> d_out(size, 1.0f), d_q(size), d_k(size), d_v(size);
+  const auto rows = [](std::vector<float>& x) { return tensor_view<float>(x.data(), 1, 1, n, d); };
+  attn::smyrf_attention_backward(Q, K, V, rows(out), tensor_view<float>(lse.data(), 1, 1, n, 1),
+                                 rows(d_out), clusters, rows(d_q), rows(d_k), rows(d_v));
+  // Each query hands out a gradient of 1 per dim, in parts that are its weights.
+  double handed_out = 0;
+  for (const float g : d_v) handed_out += static_cast<double>(g);
+  std::printf("gradients of values add up to %.1f of %td\n", handed_out, n * d);
+  const bool adds_up = std::abs(handed_out - n * d) < 1e-3 * n * d;
+  return halved < by_rank && adds_up ? 0 : 1;
 }

@@ -45,8 +45,10 @@ int main() {
   matrix dense(n, width), clustered(n, width);
   layer.self_attention(
       x, dense, [](auto q, auto k, auto v, auto out) { attn::dense_attention(q, k, v, out); });
-  using enum attn::smyrf_clustering;
-  const attn::smyrf_options options{.clusters = 32, .rounds = 2, .clustering = bisection};
+  const attn::smyrf_options options{.clusters = 32,
+                                    .rounds = 2,
+                                    .clustering = attn::smyrf_clustering::bisection,
+                                    .far_field = attn::smyrf_far_field::means};  // no mask here
   layer.self_attention(x, clustered, [&](auto q, auto k, auto v, auto out) {
     attn::smyrf_attention(q, k, v, out, options);  // the line that changed
   });

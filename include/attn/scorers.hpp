@@ -47,7 +47,8 @@ void check_scorer_vector(std::string_view function, std::string_view argument, s
 
 /// scores = x w + b
 ///
-/// T is float, or double for double tensors.
+/// T is float, or double for double tensors. Scores are not bounded: `squash_scores` before an
+/// exponential tournament.
 /// **Cost** n·d multiply-adds per head.
 /// **References** the scorer of Pietruszka, Borchmann, Garncarek, ACL 2022 (ROUGE-1/2 37.0/13.9).
 /// **Example** examples/pooled_attention.cpp

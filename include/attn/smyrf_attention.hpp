@@ -23,8 +23,8 @@ namespace attn {
 ///     m_ij  = rounds in which i and j share a cluster; with duplicates removed min(1, that)
 ///     lse_i = ln Σ_j m_ij exp(s_ij)        out_i = Σ_j m_ij exp(s_ij − lse_i) v_j
 ///
-/// With one cluster it is dense attention; with duplicates removed it is dense attention under the
-/// mask of all pairs that meet. `attend_self` adds m_ii = 1 where it would be 0. With
+/// With one cluster out is that of dense attention; with duplicates removed out and lse are, under
+/// the mask of all pairs that meet. `attend_self` adds m_ii = 1 where it would be 0. With
 /// `smyrf_far_field::means` the keys that a query does not meet in a round count by the means of
 /// log2(clusters) groups of them.
 ///
@@ -102,8 +102,8 @@ void smyrf_attention(const Q& q, const K& k, const V& v, O&& out, const smyrf_op
 ///     d_v_j = Σ_i P_ij d_out_i           G_ij = P_ij (d_out_i·v_j − D_i) · ds_ij/d(scale q_i·k_j)
 ///     d_q_i = scale Σ_j G_ij k_j         d_k_j = scale Σ_i G_ij q_i
 ///
-/// @param q, k, v, out, lse, c, rule as in the forward call: out and lse are its results
-/// @param d_out [B, H, n_q, d_v] gradient of out
+/// @param q, k, v, out, lse, c as in the forward call: out and lse are its results; also rule, last
+/// @param d_out [B, H, n_q, d_v] gradient of out, before c
 /// @param d_q, d_k, d_v like q, k and v; overwritten, 0 past the lengths and for rows without keys
 ///
 /// **Numerics** as dense_attention_backward. With a far field the means are differentiated too.

@@ -37,7 +37,7 @@ namespace attn {
 /// of any size are the exact limit: B^v may overflow. −inf is "not there": weight 0 against any
 /// other score; two that are not there share alike. NaN counts as −inf, and ranks after it among
 /// the sources. A slot with nothing else has score −inf, and its weights are finite.
-/// **Cost** n − k matches of 3 exponentials, and one sort per round over shrinking arrays: 0.2 ms
+/// **Cost** n − k matches of 3 exponentials, and one sort per round over shrinking arrays: 0.4 ms
 /// for n = 16384 (AVX-512). About 72 bytes per source, kept for the next `assign`.
 /// **References** Pietruszka, Borchmann, Graliński, "Successive Halving Top-k Operator", AAAI 2021.
 /// **Example** examples/soft_topk.cpp
@@ -162,9 +162,9 @@ class tournament {
 /// Applies a tournament to a payload: pooled[r] = Σ weight(i) · x[i] over the sources of slot r.
 ///
 /// @param t a tournament over [B, H, n] scores
-/// @param x [B, H, n, d]; rows past the length are not read, nor are those of weight 0 (or below
-/// the
-///     smallest normal number)
+/// @param x [B, H, n, d]; rows past the length are not read, nor are those whose weight is 0 or
+///     below the smallest normal number
+///
 /// @param pooled [B, H, k, d], any element type if neither or both are double
 ///
 /// **Numerics** half types are summed in float and rounded once; sources are added by position. A

@@ -11,8 +11,10 @@ namespace attn {
 
 /// How two scores of a match become two weights that sum to 1.
 enum class topk_boost {
-  exponential,  ///< w_i = sigmoid(B^v_i − B^v_j), B = strength > 1: sharper where scores are high
-  scaled,       ///< w_i = sigmoid(C (v_i − v_j)), C = strength > 0: the same for any offset
+  /// w_i = sigmoid(B^v_i − B^v_j), B = strength > 1: sharper where scores are high. For scores in a
+  /// bounded range: what a model makes goes through `squash_scores` (scorers.hpp) first.
+  exponential,
+  scaled,  ///< w_i = sigmoid(C (v_i − v_j)), C = strength > 0: the same for any offset
 };
 
 /// When survivors are ranked by score.

@@ -93,8 +93,8 @@ void hard_topk(const X& x, const V& scores, P&& pooled, PV&& pooled_scores,
 
 /// Options of iterative top-k.
 struct iterative_topk_options {
-  /// Peakedness: the larger, the nearer to hard top-k. 1 is what the comparison with Successive
-  /// Halving was published with; with scores in [0, 1] it is nearly a plain average.
+  /// Peakedness: the larger, the nearer to hard top-k. 1 is the constant of the published code (its
+  /// figures fit 2: docs/kernels/topk_baselines.md); with scores in [0, 1] it is nearly an average.
   double alpha = 1;
   std::span<const index_t> lengths = {};  ///< one per batch, or none: later positions do not exist
 
