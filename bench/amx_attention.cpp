@@ -15,6 +15,7 @@
 
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -91,7 +92,5 @@ int main(int argc, char** argv) {
   add("batch8_heads12_n128/d64", {8, 12, 128, 128, 64});
   add("n1000/d72", {1, 1, 1000, 1000, 72});
   add("n4096_by_1024/d64", {1, 1, 4096, 1024, 64});
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
+  return attn::bench::run_benchmarks(argc, argv);
 }

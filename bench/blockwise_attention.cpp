@@ -13,6 +13,7 @@
 #include <attn/blockwise_attention.hpp>
 
 #include "support/normal_noise.hpp"
+#include "support/run_benchmarks.hpp"
 #include "support/thread_clock.hpp"
 
 namespace {
@@ -73,7 +74,5 @@ int main(int argc, char** argv) {
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   }
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return attn::bench::run_benchmarks(argc, argv);
 }

@@ -20,6 +20,7 @@
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
 #include "support/read_probe.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -258,8 +259,5 @@ int main(int argc, char** argv) {
   for (const index_t n_kv : {4096, 8192, 32768}) add_decode(1, n_kv, 1);
   add_decode(1, 8192, 2);
   for (const index_t n_q : {2, 3, 4, 6, 8, 12, 13, 16}) add_decode(n_q, 4096, 1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return run_benchmarks(argc, argv);
 }

@@ -16,6 +16,7 @@
 
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -117,8 +118,5 @@ int main(int argc, char** argv) {
   add<Eigen::bfloat16>("bfloat16/n:2048/d:64", s, no_mask{}, 1);
   add<float>("threads:2/heads:8/n:2048/d:64", s, no_mask{}, 1, {.threads = 2});
   add<float>("threads:2/heads:1/n:2048/d:64", {1, 1, 1, 2048, 64}, no_mask{}, 1, {.threads = 2});
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return run_benchmarks(argc, argv);
 }

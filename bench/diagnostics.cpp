@@ -16,6 +16,7 @@
 
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -74,8 +75,5 @@ int main(int argc, char** argv) {
     merge_attention(x.rows(x.out), x.rows(x.lse, 1), x.rows(x.other), x.rows(x.other_lse, 1),
                     x.rows(x.out), x.rows(x.lse, 1));
   });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return attn::bench::run_benchmarks(argc, argv);
 }

@@ -15,6 +15,7 @@
 
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -64,8 +65,5 @@ int main(int argc, char** argv) {
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return attn::bench::run_benchmarks(argc, argv);
 }

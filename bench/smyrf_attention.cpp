@@ -34,6 +34,7 @@
 #include "support/normal_noise.hpp"
 #include "support/peak_clock.hpp"
 #include "support/problem.hpp"
+#include "support/run_benchmarks.hpp"
 
 namespace {
 
@@ -317,8 +318,5 @@ int main(int argc, char** argv) {
       }
     }
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return run_benchmarks(argc, argv);
 }

@@ -5,7 +5,7 @@
 // "Successive Halving Top-k Operator", AAAI 2021), time and quality.
 //
 //     soft_topk                              Google Benchmark: the steps one by one
-//     soft_topk --figures docs/data/soft_topk.csv        the comparison, a few minutes
+//     soft_topk --figures docs/data/soft_topk.csv        the comparison: minutes
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,6 +31,7 @@
 #include <attn/topk_baselines.hpp>
 
 #include "support/progress.hpp"
+#include "support/run_benchmarks.hpp"
 #include "support/thread_clock.hpp"
 
 namespace {
@@ -288,14 +289,25 @@ int main(int argc, char** argv) {
   const auto data = std::filesystem::path(__FILE__).parent_path() / "data";
   std::string output, published = (data / "successive_halving_published.csv").string();
   index_t longest = 16384;
-  CLI::App app("Soft top-k: steps (Google Benchmark) or the published comparison", "soft_topk");
-  app.allow_extras();  // what begins with --benchmark_
-  app.add_option("--figures", output, "Run the published comparison and write it to this CSV file");
-  app.add_option("--published", published, "The published figures [" + published + "]");
-  app.add_option("--longest", longest, "Sequences up to this length only [16384]");
+  CLI::App app("Soft top-k: its steps or, with --figures, the published comparison", "soft_topk");
+  app.footer("Without --figures all steps run as Google Benchmarks; --benchmark_filter=REGEX runs\n"
+             "some, --benchmark_list_tests lists them.");
+  app.allow_extras();  // for Google Benchmark
+  CLI::Option* const figures =
+      app.add_option("--figures", output,
+                     "Run the published comparison (minutes) and write it to FILE, as CSV")
+          ->type_name("FILE");
+  app.add_option("--published", published, "The published figures [" + published + "]")
+      ->needs(figures);
+  app.add_option("--longest", longest,
+                 "Sequences up to this length only: a partial table in FILE [16384]")
+      ->needs(figures);
   try {
     app.parse(argc, argv);
-    if (!output.empty()) return run_figures(output, published, longest) == 0 ? 0 : 1;
+    if (!output.empty()) {
+      if (app.remaining_size() > 0) throw CLI::ExtrasError(app.remaining());
+      return run_figures(output, published, longest) == 0 ? 0 : 1;
+    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {
@@ -303,7 +315,5 @@ int main(int argc, char** argv) {
     return 2;
   }
   add_steps();
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return run_benchmarks(argc, argv);
 }
