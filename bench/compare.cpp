@@ -193,7 +193,7 @@ void compare(const options& o) {
 
 void list_methods(const options& o) {
   for (const auto& m : all_methods<float>(families(o))) {
-    std::printf("%-16s %s\n", m.name.c_str(), std::string(m.summary).c_str());
+    std::printf("%-24s %s\n", m.name.c_str(), std::string(m.summary).c_str());
   }
 }
 
@@ -229,7 +229,8 @@ int main(int argc, char** argv) {
   app.add_option("--block", o.blocks, "Block lengths of blockwise attention [128,512]")
       ->type_name("N,...");
   app.add_option("--k", o.kept, "Keys that pooled attention keeps [128,512]")->type_name("N,...");
-  app.add_option("--smyrf", o.smyrf, "Rounds x keys per cluster of SMYRF [4x32,4x128]")
+  app.add_option("--smyrf", o.smyrf,
+                 "Rounds x keys per cluster of SMYRF, four rows each [4x32,4x128]")
       ->type_name("RxN,...");
   app.add_option("--json", o.json, "Also write the results to a file, as JSON")->type_name("FILE");
   app.add_flag("--list", list, "List the methods and stop");

@@ -23,9 +23,18 @@ std::vector<method<T>> all_methods(const method_options& options) {
     methods.push_back(pooled_method<T>("pooled-" + std::to_string(kept), kept));
   }
   for (const smyrf_size& size : options.smyrf) {
-    const std::string text = std::to_string(size.rounds) + "x" + std::to_string(size.keys);
-    methods.push_back(smyrf_method<T>("smyrf-" + text, smyrf_clustering::ranks, size));
-    methods.push_back(smyrf_method<T>("bisection-" + text, smyrf_clustering::bisection, size));
+    using enum smyrf_clustering;
+    const auto add = [&](std::string name, std::string_view summary, const smyrf_options& how) {
+      name += "-" + std::to_string(size.rounds) + "x" + std::to_string(size.keys);
+      methods.push_back(smyrf_method<T>(name, summary, how, size));
+    };
+    add("smyrf", "attn::smyrf_attention: rounds x keys per cluster, clusters by ranks of a hash",
+        {.clustering = ranks});
+    add("bisection", "the same with clusters by bisection", {.clustering = bisection});
+    add("bisection-removed", "by bisection, and a key met in several rounds counts once",
+        {.duplicates = smyrf_duplicates::removed, .clustering = bisection});
+    add("bisection-far", "by bisection, and means stand for the keys that a query does not meet",
+        {.clustering = bisection, .far_field = smyrf_far_field::means});
   }
   return methods;
 }

@@ -70,8 +70,8 @@ template <class T>
 template <class T>
 [[nodiscard]] method<T> pooled_method(std::string name, index_t kept);
 template <class T>
-[[nodiscard]] method<T> smyrf_method(std::string name, smyrf_clustering clustering,
-                                     const smyrf_size& size);
+[[nodiscard]] method<T> smyrf_method(std::string name, std::string_view summary,
+                                     const smyrf_options& how, const smyrf_size& size);
 
 /// oracle::captured of attend(out, lse); the output is thrown away.
 template <class T, class Attend>
@@ -94,7 +94,7 @@ template <class T, class Attend>
 struct method_options {
   std::vector<index_t> blocks = {128, 512};  ///< lengths of blocks, one row each
   std::vector<index_t> kept = {128, 512};    ///< keys that pooling leaves, one row each
-  /// Of SMYRF, two rows each: a query meets up to rounds · keys.
+  /// Of SMYRF, four rows each: a query meets up to rounds · keys.
   std::vector<smyrf_size> smyrf = {{4, 32}, {4, 128}};
 };
 

@@ -42,7 +42,7 @@ std::string bytes_text(std::optional<std::size_t> bytes) {
   return print("%.1f GiB", x / 1024);
 }
 
-constexpr const char* line_format = "%-16s %9s %9s %8s %13s %11s %11s %9s\n";
+constexpr const char* line_format = "%-24s %9s %9s %8s %13s %11s %11s %9s\n";
 
 const char* arch_name() { return simd::default_arch::name(); }
 
@@ -81,7 +81,7 @@ std::string table_heading(const comparison_setup& setup) {
 
 std::string table_line(const comparison_row& row) {
   if (!row.obstacle.empty()) {
-    return print("%-16s left out: %s\n", row.method.c_str(), row.obstacle.c_str());
+    return print("%-24s left out: %s\n", row.method.c_str(), row.obstacle.c_str());
   }
   return print(line_format, row.method.c_str(), three_digits(row.seconds * 1e3).c_str(),
                three_digits(row.flops / row.seconds * 1e-9).c_str(),

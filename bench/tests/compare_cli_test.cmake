@@ -80,9 +80,11 @@ expect_success("captured\ndense${row}eigen${row}\n" --random 1,1,16,4 --repeat 1
 
 # Families: one row per member; half of the keys, met or seen, hold less than all of the attention.
 expect_success(
-  "captured\nblockwise-64 [^\n]* [0-9][0-9]?\\.[0-9]%\npooled-64 [^\n]* n/a\nsmyrf-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nbisection-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nsmyrf-3x48 +left out: as many"
+  "captured\nblockwise-64 [^\n]* [0-9][0-9]?\\.[0-9]%\npooled-64 [^\n]* n/a\nsmyrf-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nbisection-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nbisection-removed-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nbisection-far-2x32 [^\n]* [0-9][0-9]?\\.[0-9]%\nsmyrf-3x48 +left out: as many"
   --random 1,2,128,16 --repeat 1 --block 64 --k 64 --smyrf 2x32,3x48 --method
-  blockwise-64,pooled-64,smyrf-2x32,bisection-2x32,smyrf-3x48)
+  blockwise-64,pooled-64,smyrf-2x32,bisection-2x32,bisection-removed-2x32,bisection-far-2x32,smyrf-3x48)
+expect_success("captured\nbisection-removed-2x32 [^\n]*%\nbisection-far-2x32 +left out: the means are of all"
+               --random 1,2,128,16 --causal --repeat 1 --smyrf 2x32 --method bisection-removed-2x32,bisection-far-2x32)
 
 # 3. As JSON: the error is at rounding level, the times are positive.
 function(check_json file error_bound)

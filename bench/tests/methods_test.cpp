@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("methods: the exact ones agree with the reference", "", float
 TEST_CASE("methods: names are unique and fit the table") {
   const auto methods = all_methods<float>();
   for (std::size_t i = 0; i < methods.size(); ++i) {
-    CHECK(methods[i].name.size() <= 16);
+    CHECK(methods[i].name.size() <= 24);
     CHECK(methods[i].summary.size() <= 90);
     for (std::size_t j = 0; j < i; ++j) CHECK(methods[i].name != methods[j].name);
   }
@@ -128,42 +128,72 @@ TEST_CASE("methods: SMYRF counts what it does, and captures what its clusters ho
   const problem_shape shape{2, 4, 2, 100, 300, 8, 8};
   const auto p = random_problem<float>(shape, 3);
   const oracle reference(p);
-  std::map<std::string, double> captured;
+  std::map<std::string, double> captured, error;
   for (const auto& m :
-       all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{1, 100}, {3, 99}}})) {
+       all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{1, 100}, {3, 97}}})) {
     if (!m.name.starts_with("smyrf-") && !m.name.starts_with("bisection-")) continue;
     CAPTURE(m.name);
     CHECK(m.obstacle(shape).empty());
-    // 3 clusters of 100 keys and 33 or 34 queries; 4 of 75 and 25.
-    const double pairs = m.name.ends_with("1x100") ? 100 * 100 : 3 * 4 * 25 * 75;
+    // 3 clusters of 100 keys and 33, 33, 34 queries, that meet 1, 2, 2 means; 4 of 75 and 25, 2.
+    double pairs = m.name.ends_with("1x100") ? 100 * 100 : 3 * 4 * 25 * 75;
+    if (m.name == "bisection-far-1x100") pairs += 33 * 1 + 33 * 2 + 34 * 2;
+    if (m.name == "bisection-far-3x97") pairs += 3 * 4 * 25 * 2;
     CHECK(m.flops(shape) == 2 * 4 * pairs * 32);
     std::vector<float> elements(2 * 4 * 100 * 8, std::numeric_limits<float>::quiet_NaN());
-    m.prepare(p, attn::bhld(elements.data(), 2, 4, 100, 8), 1)();
-    CHECK(reference.compare<float>(attn::bhld(elements.data(), 2, 4, 100, 8)).largest < 3);
+    const auto out = attn::bhld(elements.data(), 2, 4, 100, 8);
+    m.prepare(p, out, 1)();
+    CHECK(reference.compare<float>(out).largest < 3);
+    error[m.name] = reference.compare<float>(out).relative;
     captured[m.name] = *m.captured(p, reference);
     CHECK(captured[m.name] > 0.2);
     CHECK(captured[m.name] < 1);
     CHECK(m.obstacle({1, 1, 1, 99, 99, 8, 8}) != "");   // as many keys as there are
     CHECK(m.obstacle({1, 1, 1, 2, 3000, 8, 8}) != "");  // more clusters than queries
   }
-  REQUIRE(captured.size() == 4);
-  CHECK(captured["smyrf-3x99"] > captured["smyrf-1x100"]);
-  CHECK(captured["bisection-3x99"] > captured["bisection-1x100"]);
+  REQUIRE(captured.size() == 8);
+  CHECK(captured["smyrf-3x97"] > captured["smyrf-1x100"]);
+  CHECK(captured["bisection-3x97"] > captured["bisection-1x100"]);
+  // The same clusters: a key counts once, and one behind a mean does not.
+  for (const char* size : {"1x100", "3x97"}) {
+    CAPTURE(size);
+    const std::string text = size;
+    CHECK(captured["bisection-removed-" + text] == captured["bisection-" + text]);
+    CHECK(captured["bisection-far-" + text] == captured["bisection-" + text]);
+    CHECK(error["bisection-far-" + text] < error["bisection-" + text]);
+  }
+  CHECK(error["bisection-removed-1x100"] == error["bisection-1x100"]);  // no duplicates
+  CHECK(error["bisection-removed-3x97"] < error["bisection-3x97"]);
+}
+
+TEST_CASE("methods: the far field says no to a mask and to as many scores as dense attention") {
+  const auto methods = all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{3, 98}}});
+  for (const auto& m : methods) {
+    if (!m.name.ends_with("-3x98")) continue;
+    CAPTURE(m.name);
+    const bool far = m.name == "bisection-far-3x98";
+    // 4 clusters: two means each, 3 * (98 + 2) scores.
+    CHECK(m.obstacle({1, 1, 1, 100, 300, 8, 8}).empty() == !far);
+    CHECK(m.obstacle({1, 1, 1, 100, 301, 8, 8}).empty());
+    CHECK(m.obstacle({1, 1, 1, 301, 301, 8, 8, true}).empty() == !far);
+  }
+  CHECK(methods.back().name == "bisection-far-3x98");
 }
 
 TEST_CASE("methods: causal SMYRF leaves no query without a key") {
   const problem_shape shape{1, 2, 2, 200, 200, 8, 8, true};
   const auto p = random_problem<float>(shape, 4);
   const oracle reference(p);
+  int n_run = 0;
   for (const auto& m : all_methods<float>({.blocks = {}, .kept = {}, .smyrf = {{2, 20}}})) {
-    if (m.name != "smyrf-2x20") continue;
+    if (!m.name.ends_with("-2x20") || !m.obstacle(shape).empty()) continue;
+    CAPTURE(m.name);
     std::vector<float> elements(2 * 200 * 8, std::numeric_limits<float>::quiet_NaN());
     m.prepare(p, attn::bhld(elements.data(), 1, 2, 200, 8), 1)();
     for (std::size_t i = 0; i < 2 * 200; ++i) REQUIRE(elements[8 * i] != 0.0f);
     CHECK(*m.captured(p, reference) > 0.1);
-    return;
+    ++n_run;
   }
-  FAIL("smyrf-2x20 is not in the list");
+  CHECK(n_run == 3);
 }
 
 TEST_CASE("methods: exact ones capture everything, pooled attention has no such number") {
