@@ -61,26 +61,6 @@ void store_row(const S* sums, T* out, index_t d) noexcept {
   for (; c < d; ++c) out[c] = static_cast<T>(sums[c]);
 }
 
-// out [d] = Σ w[g] x[g] over G rows, added to what is there unless it is the first.
-template <class Arch, int G, class S, class T>
-ATTN_INLINE void add_rows(const T* const* x, const S* w, S* out, index_t d, bool first) noexcept {
-  using B = simd::batch<S, Arch>;
-  constexpr index_t W = simd::width<S, Arch>;
-  index_t c = 0;
-  for (; c + W <= d; c += W) {
-    B sum = first ? B(S(0)) : simd::load_unaligned<S, Arch>(out + c);
-    for (int g = 0; g < G; ++g) {
-      sum = simd::multiply_add(B(w[g]), simd::load_as<S, Arch>(x[g] + c), sum);
-    }
-    sum.store_unaligned(out + c);
-  }
-  for (; c < d; ++c) {
-    S sum = first ? S(0) : out[c];
-    for (int g = 0; g < G; ++g) sum = simd::multiply_add(w[g], static_cast<S>(x[g][c]), sum);
-    out[c] = sum;
-  }
-}
-
 // The parts of a slot, in a row of x whose sources are contiguous.
 //
 // They are scattered, which the hardware does not foresee: each line is asked for when the same

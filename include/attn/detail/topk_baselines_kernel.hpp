@@ -12,6 +12,7 @@
 
 #include <attn/detail/rank_sort.hpp>
 #include <attn/detail/soft_topk_kernel.hpp>
+#include <attn/simd/convert.hpp>
 #include <attn/simd/exp.hpp>
 #include <attn/soft_topk_options.hpp>
 #include <attn/view.hpp>
@@ -76,6 +77,26 @@ template <class Arch>
     sum += w;
   }
   return simd::sum(sum);
+}
+
+// out [d] = Σ w[g] x[g] over G rows, added to what is there unless it is the first.
+template <class Arch, int G, class S, class T>
+ATTN_INLINE void add_rows(const T* const* x, const S* w, S* out, index_t d, bool first) noexcept {
+  using B = simd::batch<S, Arch>;
+  constexpr index_t W = simd::width<S, Arch>;
+  index_t c = 0;
+  for (; c + W <= d; c += W) {
+    B sum = first ? B(S(0)) : simd::load_unaligned<S, Arch>(out + c);
+    for (int g = 0; g < G; ++g) {
+      sum = simd::multiply_add(B(w[g]), simd::load_as<S, Arch>(x[g] + c), sum);
+    }
+    sum.store_unaligned(out + c);
+  }
+  for (; c < d; ++c) {
+    S sum = first ? S(0) : out[c];
+    for (int g = 0; g < G; ++g) sum = simd::multiply_add(w[g], static_cast<S>(x[g][c]), sum);
+    out[c] = sum;
+  }
 }
 
 // pooled [d] (through `sums` where it is not contiguous floats) = Σ weight · x over n rows.
