@@ -13,7 +13,7 @@
 // exactly 0, so that a row's bits depend on its own query, keys, values, rule and options alone.
 #pragma once
 
-#include <attn/detail/amx_engine.hpp>
+#include <attn/detail/amx_packed_head.hpp>
 #include <attn/detail/amx_redo.hpp>
 #include <attn/detail/amx_score_tile.hpp>
 #include <attn/detail/dense_attention_kernel.hpp>
@@ -24,10 +24,8 @@ namespace attn::detail::amx {
 
 inline constexpr int tiles_per_item = 8;
 inline constexpr index_t item_rows = tiles_per_item * tile_rows;
-inline constexpr index_t block_chunks = 4, block_keys = block_chunks * chunk_keys;
-/// Where l leaves the range in which m serves as the maximum. o grows like l: rows that meet larger
-/// values than largest_value might overflow where their average does not, so they are redone.
-inline constexpr float largest_sum = 0x1p24f, largest_value = 0x1p103f;
+/// Where l leaves the range in which m serves as the maximum.
+inline constexpr float largest_sum = 0x1p24f;
 static_assert(block_keys <= key_block, "bias tiles hold a block of the FMA kernel");
 /// Keys after which the output is set aside and summed anew, as in the FMA kernel. Weights of three
 /// parts are for float quality: with 2048 the error of flat softmaxes over 4096 keys is up to 1.4
@@ -45,7 +43,8 @@ class worker {
  public:
   worker(const dense_problem<float>& problem, const Rule& rule, const engine& e,
          scratch_carver memory) noexcept
-      : c_(problem), rule_(rule), e_(e), redo_(problem, rule, carve_redo(problem, rule, memory)) {
+      : c_(problem), rule_(rule), e_(e), redo_(problem, rule, carve_redo(problem, rule, memory)),
+        head_(problem, e) {
     carve(memory);
     std::fill_n(idle_scores_, sums_size, 0.0f);
     std::fill_n(idle_lanes_, 2 * tile_rows, 0.0f);
@@ -104,7 +103,7 @@ class worker {
   // Only counts.
   worker(const dense_problem<float>& problem, const Rule& rule, const engine& e,
          typename redo_rows::memory redo_memory, scratch_carver memory) noexcept
-      : c_(problem), rule_(rule), e_(e), redo_(problem, rule, redo_memory) {
+      : c_(problem), rule_(rule), e_(e), redo_(problem, rule, redo_memory), head_(problem, e) {
     carve(memory);
     used_ = memory.used();
   }
@@ -117,16 +116,7 @@ class worker {
   void carve(scratch_carver& memory) noexcept {
     steps_ = (c_.d_qk + step_dims - 1) / step_dims;
     panels_ = (c_.d_v + step_dims - 1) / step_dims;
-    const index_t blocks = (c_.n_kv + block_keys - 1) / block_keys;
-    const index_t chunks = blocks * block_chunks;
-    k_size_ = steps_ * e_.parts_k * part_size;
-    panel_stride_ = block_chunks * e_.parts_v * part_size;
-    packed_k_ = memory.take<std::uint16_t>(chunks * k_size_);
-    packed_v_ = memory.take<std::uint16_t>(blocks * panels_ * panel_stride_);
-    chunk_rows_ = memory.take<std::uint8_t>(chunks + block_chunks);
-    unsplittable_ = memory.take<std::uint32_t>(chunks);
-    holes_ = memory.take<std::uint32_t>(chunks);
-    n_chunks_ = chunks;
+    head_.carve(memory);
     for (query_block& t : tiles_) {
       t.q = memory.take<std::uint16_t>(steps_ * e_.parts_q * part_size);
       t.o = memory.take<float>(panels_ * sums_size);
@@ -149,47 +139,11 @@ class worker {
   void enter_head(index_t b, index_t h) noexcept {
     if (b == b_ && h == h_) return;
     if (b != b_ || c_.kv_head(h) != c_.kv_head(h_)) {
-      k_ = c_.k(b, c_.kv_head(h));
-      v_ = c_.v(b, c_.kv_head(h));
-      std::fill_n(chunk_rows_, n_chunks_, std::uint8_t{0});
+      head_.enter(c_.k(b, c_.kv_head(h)), c_.v(b, c_.kv_head(h)));
     }
     b_ = b, h_ = h;
     q_ = c_.q(b, h);
     out_ = c_.out(b, h);
-  }
-
-  // Up to 32 rows as floats. Those that cannot be split are 0 and in `bad`; or, of values, for
-  // which `holes` is given, if only infinities and NaN stand in the way, these alone are 0 and the
-  // row is in `holes`.
-  [[nodiscard]] row_block read(const row_source<float>& source, index_t first, index_t n,
-                               index_t columns, float factor, std::uint32_t& bad,
-                               std::uint32_t* holes = nullptr) noexcept {
-    const float limit = holes == nullptr ? simd::amx::largest_split : largest_value;
-    row_block x{rows_, columns, n, columns, factor, limit};
-    if (source.direct != nullptr)
-      x.rows = source.direct + first * source.row_stride, x.ld = source.row_stride;
-    else
-      source.read(first, n, columns, rows_, columns);
-    std::uint32_t found = unsplittable_rows<Arch>(x);
-    if (found == 0) return x;
-    for (index_t r = 0; r < n && x.rows != rows_; ++r) {
-      std::copy_n(x.rows + r * x.ld, columns, rows_ + r * columns);
-    }
-    x.rows = rows_, x.ld = columns;
-    if (holes != nullptr) {
-      for (std::uint32_t rest = found; rest != 0; rest &= rest - 1) {
-        float* row = rows_ + index_t{__builtin_ctz(rest)} * columns;
-        std::replace_if(
-            row, row + columns, [](float y) { return !std::isfinite(y); }, 0.0f);
-      }
-      *holes = found;
-      found = unsplittable_rows<Arch>(x);
-    }
-    for (std::uint32_t rest = found; rest != 0; rest &= rest - 1) {
-      std::fill_n(rows_ + index_t{__builtin_ctz(rest)} * columns, columns, 0.0f);
-    }
-    bad |= found;
-    return x;
   }
 
   query_block& begin(int i, index_t row0, index_t n) noexcept {
@@ -198,7 +152,7 @@ class worker {
     t.redo = t.patch = t.waiting = 0;
     // 1. Queries, scaled so that scores come in units of ln 2.
     const float factor = e_.scale_late ? 1.0f : c_.scale * log2e;
-    e_.pack_queries(read(q_, row0, n, c_.d_qk, factor, t.redo), t.q);
+    e_.pack_queries(read_rows<Arch>(q_, row0, n, c_.d_qk, factor, rows_, t.redo), t.q);
     // 2. Ranges of keys. Padding lanes see what there is, so that they never mask a chunk.
     t.any = {c_.n_kv, 0};
     t.all = {0, c_.n_kv};
@@ -219,24 +173,6 @@ class worker {
     for (float* lanes : {t.negm, t.l, t.l_before, t.l_lost}) std::fill_n(lanes, tile_rows, 0.0f);
     t.has_banked = false;
     return t;
-  }
-
-  // Keys and values of a chunk into parts, up to the last that a row of this item sees.
-  void pack(index_t chunk) noexcept {
-    const index_t first = chunk * chunk_keys, n = std::min(chunk_keys, seen_end_ - first);
-    if (n <= chunk_rows_[chunk]) return;
-    std::uint32_t bad = 0, holes = 0;
-    const row_block k = read(k_, first, n, c_.d_qk, 1, bad);
-    e_.pack_keys(k, packed_k_ + chunk * k_size_);
-    const row_block v = read(v_, first, n, c_.d_v, 1, bad, &holes);
-    e_.pack_values(v, values_of(chunk), panel_stride_);
-    chunk_rows_[chunk] = static_cast<std::uint8_t>(n);
-    unsplittable_[chunk] = bad;
-    holes_[chunk] = holes;
-  }
-  [[nodiscard]] std::uint16_t* values_of(index_t chunk) const noexcept {
-    return packed_v_ + chunk / block_chunks * panels_ * panel_stride_ +
-           chunk % block_chunks * e_.parts_v * part_size;
   }
 
   // Scores of a chunk in the pipeline, and what they belong to.
@@ -282,7 +218,7 @@ class worker {
     const index_t first = std::max(k0, t.any.begin) / chunk_keys;
     const index_t last = (std::min(k0 + block_keys, t.any.end) + chunk_keys - 1) / chunk_keys;
     for (index_t chunk = first; chunk < last; ++chunk) {
-      pack(chunk);
+      head_.pack(chunk, seen_end_);
       turn_ ^= 1;
       float* s = scores_[turn_];
       multiply_scores(t, chunk, s, chunk_.scores);
@@ -301,39 +237,29 @@ class worker {
 
   void multiply_scores(const query_block& t, index_t chunk, float* s,
                        const waiting_scores& other) noexcept {
-    e_.scores({t.q, packed_k_ + chunk * k_size_, steps_, s, pending_, other,
+    e_.scores({t.q, head_.keys(chunk), steps_, s, pending_, other,
                prefetch_address(&t - tiles_.data(), chunk)});
     pending_ = s + late_sums;
   }
 
-  // What comes next into L2, a 32nd per chunk of a tile: K and V of the next block, as parts or, as
-  // long as they are not split, as rows; in the last block the queries of the next item and the
-  // place of the output.
-  // Addresses and no pointers: they may lie outside of their arrays, or be those of rows that
-  // cannot be read in place. A prefetch of them does nothing.
+  // What comes next into L2, a 32nd per chunk of a tile: K and V of the next block or, in the last
+  // block, the queries of the next item and the place of the output. A prefetch of an address that
+  // is nobody's does nothing.
   [[nodiscard]] const char* prefetch_address(index_t tile, index_t chunk) const noexcept {
-    const auto address = [](const void* p, index_t bytes) {
-      return reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(bytes);
-    };
-    const index_t next = (chunk / block_chunks + 1) * block_chunks, row = next * chunk_keys;
-    std::uintptr_t first = 0, second = 0;
-    index_t first_bytes = 0;
-    if (row >= seen_end_) {
-      first = address(q_.direct, 4 * (tiles_[0].first_row + item_rows) * q_.row_stride);
-      first_bytes = 4 * item_rows * c_.d_qk;
-      second = address(out_.direct, 4 * tiles_[0].first_row * out_.row_stride);
-    } else if (chunk_rows_[next] == 0) {
-      first = address(k_.direct, 4 * row * k_.row_stride);
-      first_bytes = 4 * block_keys * k_.row_stride;
-      second = address(v_.direct, 4 * row * v_.row_stride);
-    } else {
-      first = address(packed_k_ + next * k_size_, 0);
-      first_bytes = 2 * block_chunks * k_size_;
-      second = address(values_of(next), 0);
-    }
+    const index_t next = (chunk / block_chunks + 1) * block_chunks;
+    using head = packed_head<Arch>;
+    const typename head::places next_places =
+        next * chunk_keys < seen_end_
+            ? head_.block_places(next)
+            : typename head::places{
+                  head::address(q_.direct, 4 * (tiles_[0].first_row + item_rows) * q_.row_stride),
+                  head::address(out_.direct, 4 * tiles_[0].first_row * out_.row_stride),
+                  4 * item_rows * c_.d_qk};
     const index_t at = (tile * block_chunks + chunk % block_chunks) * prefetched_bytes(steps_);
-    const auto offset = static_cast<std::uintptr_t>(at < first_bytes ? at : at - first_bytes);
-    return reinterpret_cast<const char*>((at < first_bytes ? first : second) + offset);
+    const auto [first, second, first_bytes] = next_places;
+    const std::uintptr_t place = at < first_bytes ? first : second;
+    return reinterpret_cast<const char*>(
+        place + static_cast<std::uintptr_t>(at < first_bytes ? at : at - first_bytes));
   }
 
   // Softcap, rule and the like on a chunk of scores, if there is anything; returns the factor that
@@ -345,8 +271,8 @@ class worker {
     x.scale = e_.scale_late ? c_.scale * log2e : 1.0f;
     x.softcap = c_.softcap;
     x.masked = t.all.begin > k0 || t.all.end < k0 + chunk_keys;
-    x.unsplittable = unsplittable_[chunk];
-    x.holes = holes_[chunk];
+    x.unsplittable = head_.unsplittable(chunk);
+    x.holes = head_.holes(chunk);
     if (rule.bias != nullptr) {
       x.bias = rule.bias + in_block * tile_rows;
       x.n_bias = rule.n_keys - in_block;
@@ -364,8 +290,9 @@ class worker {
     query_block& t = *chunk_.tile;
     if (!sums_in_range(t)) [[unlikely]]
       rescore(t);
-    pending_ = e_.values({weights_at(chunk_.first), values_of(chunk_.first),
-                          chunk_.last - chunk_.first, panels_, panel_stride_, t.o, pending_});
+    pending_ =
+        e_.values({weights_at(chunk_.first), head_.values(chunk_.first), chunk_.last - chunk_.first,
+                   panels_, head_.panel_stride(), t.o, pending_});
     add_sums(t);
     const index_t end = (chunk_.first / block_chunks + 1) * block_keys;
     if (end % bank_keys(e_) == 0 && end < c_.n_kv) bank(t);
@@ -486,14 +413,11 @@ class worker {
   const engine& e_;
   redo_rows redo_;
   index_t b_ = -1, h_ = -1;
-  row_source<float> q_{}, k_{}, v_{};
+  packed_head<Arch> head_;
+  row_source<float> q_{};
   row_sink<float> out_{};
-  index_t steps_ = 0, panels_ = 0, k_size_ = 0, panel_stride_ = 0, n_chunks_ = 0;
+  index_t steps_ = 0, panels_ = 0;
   index_t seen_end_ = 0;  // no row of the item sees a key past it
-  std::uint16_t *packed_k_ = nullptr, *packed_v_ = nullptr;
-  std::uint8_t* chunk_rows_ = nullptr;     // rows of each chunk that are packed
-  std::uint32_t* unsplittable_ = nullptr;  // keys of each chunk
-  std::uint32_t* holes_ = nullptr;         // keys of which some values are infinite or NaN
   std::array<query_block, tiles_per_item> tiles_{};
   float *scores_[2] = {}, *bias_[2] = {};
   int turn_ = 0, bias_turn_ = 0;
