@@ -162,8 +162,7 @@ std::vector<attention_family> chosen(std::vector<attention_family> all,
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::filesystem::path data =
-      std::filesystem::path(__FILE__).parent_path() / "data" / "minilm_qkv.safetensors";
+  std::filesystem::path data = std::filesystem::path(ATTN_BENCH_DATA) / "minilm_qkv.safetensors";
   std::string csv;
   std::vector<std::string> names, known;
   for (const attention_family& f : attention_families(data)) known.push_back(f.name);

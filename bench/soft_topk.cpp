@@ -286,7 +286,7 @@ int run_figures(const std::string& output, const std::string& published_path, in
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto data = std::filesystem::path(__FILE__).parent_path() / "data";
+  const auto data = std::filesystem::path(ATTN_BENCH_DATA);
   std::string output, published = (data / "successive_halving_published.csv").string();
   index_t longest = 16384;
   CLI::App app("Soft top-k: its steps or, with --figures, the published comparison", "soft_topk");
