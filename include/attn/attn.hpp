@@ -13,6 +13,7 @@
 #include <attn/diagnostics.hpp>
 #include <attn/eigen.hpp>
 #include <attn/error.hpp>
+#include <attn/learned_scorers.hpp>
 #include <attn/lsh.hpp>
 #include <attn/multi_head.hpp>
 #include <attn/pooled_attention.hpp>
