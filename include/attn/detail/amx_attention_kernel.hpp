@@ -114,8 +114,7 @@ class worker {
   }
 
   void carve(scratch_carver& memory) noexcept {
-    steps_ = (c_.d_qk + step_dims - 1) / step_dims;
-    panels_ = (c_.d_v + step_dims - 1) / step_dims;
+    steps_ = head_.steps(), panels_ = head_.panels();
     head_.carve(memory);
     for (query_block& t : tiles_) {
       t.q = memory.take<std::uint16_t>(steps_ * e_.parts_q * part_size);

@@ -103,6 +103,8 @@ class packed_head {
     return v_parts_ + chunk / block_chunks * panels_ * panel_stride_ +
            chunk % block_chunks * e_.parts_v * part_size;
   }
+  [[nodiscard]] index_t steps() const noexcept { return steps_; }
+  [[nodiscard]] index_t panels() const noexcept { return panels_; }
   [[nodiscard]] index_t panel_stride() const noexcept { return panel_stride_; }
 
   /// Keys of a packed chunk that count as 0.
